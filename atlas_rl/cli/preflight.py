@@ -1,0 +1,129 @@
+"""Everything about a run that can be checked without Ray, cheapest first; what it finds goes into the manifest."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from atlas_rl.cli.dataset_files import DatasetFile, benchmarks_of, check_batch_fits, read_datasets
+from atlas_rl.cli.model_folder import ModelFolder, read_model_folder, read_tokenizer_folder
+from atlas_rl.cli.prompts import (
+    Protocol,
+    check_prompts,
+    check_response_budget,
+    check_vocabulary,
+    grammars,
+    load_protocol,
+)
+from atlas_rl.cli.verl_keys import MODEL, ROLLOUT, check_verl_keys, longest_row, shown
+from atlas_rl.errors import ConfigError
+from atlas_rl.grammar.tags import BenchmarkGrammar
+from atlas_rl.rewards.potentials import compose
+from atlas_rl.training.config import AtlasConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What the checks found out about a run that may start."""
+
+    grammar_hashes: Mapping[str, str]
+    """sha256 of the structural tag by ``BENCHMARK/STATE``."""
+    protocol_token_ids: Mapping[str, Any]
+    """Token ids by their part in the protocol."""
+    files: Mapping[str, tuple[str, int]]
+    """sha256 and number of rows of each dataset file, by path."""
+    num_train_rows: int
+    num_val_rows: int
+    longest_prompt: int
+    """Tokens."""
+    model_fingerprints: Mapping[str, str]
+    """By configuration key; ``model_folder.fingerprint`` says what is hashed."""
+
+
+def preflight(config: Any, atlas: AtlasConfig) -> Prepared:
+    """Check keys, model folders, dataset files, tokenizer, prompts, budgets and grammars.
+
+    Args:
+        config: The resolved configuration.
+        atlas: Its ``atlas`` node.
+
+    Raises:
+        AtlasError: the first thing that would stop or spoil the run, in one line.
+    """
+    check_verl_keys(config, is_constrained=atlas.runtime.grammar)
+    compose(atlas.reward.potentials)
+    actor = read_model_folder(f"{MODEL}.path", config.actor_rollout_ref.model.path)
+    critic = read_model_folder("critic.model.path", config.critic.model.path)
+    _check_context(config, actor)
+    train, val = read_datasets(config, "data.train_files"), read_datasets(config, "data.val_files")
+    check_batch_fits(config, train)
+    benchmarks = benchmarks_of([*train, *val])
+    protocol = load_protocol(config, _tokenizer_folder(config), enable_thinking=atlas.runtime.enable_thinking)
+    for model in (actor, critic):
+        check_vocabulary(protocol, model.path, model.vocab_size)
+    grammar = grammars(benchmarks, protocol)
+    check_response_budget(config, grammar, protocol)
+    longest = check_prompts(config, [*train, *val], benchmarks, protocol)
+    if atlas.runtime.grammar:
+        _check_compiled(grammar, protocol, actor)
+    return Prepared(
+        grammar_hashes={
+            f"{benchmarks[spec].name}/{state}": one.sha256
+            for spec, states in grammar.items()
+            for state, one in states.items()
+        },
+        protocol_token_ids=_token_ids(protocol),
+        files={file.path: (file.sha256, len(file.openings)) for file in [*train, *val]},
+        num_train_rows=_num_rows(train),
+        num_val_rows=_num_rows(val),
+        longest_prompt=longest,
+        model_fingerprints={model.key: model.fingerprint for model in (actor, critic)},
+    )
+
+
+def _check_context(config: Any, model: ModelFolder) -> None:
+    """The engine must have room for the longest row, or it would cut generations short in silence."""
+    key, most = f"{ROLLOUT}.max_model_len", model.max_position_embeddings
+    given = OmegaConf.select(config, key)
+    if given is not None and (type(given) is not int or not 1 <= given <= most):
+        raise ConfigError(
+            f"{key}={shown(given)} must lie between 1 and max_position_embeddings={most} of {model.path}/config.json; "
+            f"set {key}=null to use all of it"
+        )
+    if (given or most) < longest_row(config):
+        limit = f"{key}={given}" if given else f"{model.path}/config.json: max_position_embeddings={most}"
+        raise ConfigError(
+            f"{limit} is less than data.max_prompt_length + data.max_response_length = {longest_row(config)} tokens; "
+            f"{'raise it, or ' if given else ''}lower one of the two"
+        )
+
+
+def _tokenizer_folder(config: Any) -> Any:
+    own = OmegaConf.select(config, f"{MODEL}.tokenizer_path")
+    key = f"{MODEL}.path" if own is None else f"{MODEL}.tokenizer_path"
+    return read_tokenizer_folder(key, OmegaConf.select(config, key))
+
+
+def _check_compiled(grammar: Mapping[str, BenchmarkGrammar], protocol: Protocol, model: ModelFolder) -> None:
+    """Compile each grammar as the engine will, and prove that it admits what the reader reads."""
+    from atlas_rl.grammar.compiled import compile_states, verify_states
+
+    for states in grammar.values():
+        compiled = compile_states(states, protocol.tokens, protocol.tokenizer, vocab_size=model.vocab_size)
+        verify_states(states, compiled, protocol.tokens, protocol.template)
+
+
+def _token_ids(protocol: Protocol) -> dict[str, Any]:
+    tokens = protocol.tokens
+    return {
+        "call_begin": tokens.call_begin_id,
+        "call_end": tokens.call_end_id,
+        "end_of_turn": tokens.end_of_turn_id,
+        "stop": list(tokens.stop_ids),
+        "control": list(tokens.control_ids),
+    }
+
+
+def _num_rows(files: list[DatasetFile]) -> int:
+    return sum(len(file.openings) for file in files)

@@ -1,0 +1,83 @@
+"""What the start of a run writes down, and which attempt it is."""
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from atlas_rl.cli.preflight import Prepared
+from atlas_rl.reporting.manifest import (
+    DataFile,
+    Manifest,
+    PotentialBinding,
+    build_manifest,
+    next_attempt,
+    open_run,
+)
+from atlas_rl.rewards.config import RewardConfig
+from atlas_rl.training.config import AtlasConfig
+
+_NOT_TRAINING = (
+    "atlas.run.attempt_id",
+    "atlas.run.logs_dir",
+    "atlas.run.resume",
+    "ray_kwargs",
+    "trainer.logger",
+    "trainer.resume_mode",
+)
+"""Keys that a resume may change: they do not change what is trained."""
+
+
+class RunFolder:
+    """The folder of one run, looked into but not entered until ``enter``."""
+
+    def __init__(self, config: Any, atlas: AtlasConfig, prepared: Prepared) -> None:
+        """Number the attempt and pass the number on in ``config`` and ``atlas``.
+
+        A resume lets verl look for the latest checkpoint.
+
+        Raises:
+            ConfigError: the folder is that of another configuration, or cannot be resumed.
+        """
+        config.atlas.reward = atlas.reward.to_mapping()
+        self._atlas = atlas
+        self._manifest = _manifest(config, atlas, prepared)
+        attempt_id = next_attempt(atlas.run.folder, self._manifest, resume=atlas.run.resume, ignored_keys=_NOT_TRAINING)
+        self.atlas = replace(atlas, run=replace(atlas.run, attempt_id=attempt_id))
+        config.atlas.run.attempt_id = attempt_id
+        config.trainer.resume_mode = "auto" if atlas.run.resume else "disable"
+
+    @property
+    def log(self) -> Path:
+        """Where the attempt's raw output goes."""
+        return Path(self.atlas.run.logs_dir) / f"{self.atlas.run.id}.attempt{self.atlas.run.attempt_id}.log"
+
+    def enter(self) -> None:
+        """Write the manifest.
+
+        Raises:
+            ConfigError: another process has entered the folder since.
+        """
+        open_run(self.atlas.run.folder, self._manifest, resume=self.atlas.run.resume, ignored_keys=_NOT_TRAINING)
+
+
+def _manifest(config: Any, atlas: AtlasConfig, prepared: Prepared) -> Manifest:
+    settled = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(settled, dict)
+    return build_manifest(
+        atlas.run.id,
+        {str(key): value for key, value in settled.items()},
+        potential=_binding(atlas.reward),
+        grammar_hashes=prepared.grammar_hashes,
+        protocol_token_ids=prepared.protocol_token_ids,
+        data_files={path: DataFile(sha256=digest, num_rows=rows) for path, (digest, rows) in prepared.files.items()},
+        model_fingerprints=prepared.model_fingerprints,
+    )
+
+
+def _binding(reward: RewardConfig) -> PotentialBinding:
+    """The built-in potentials have no data: their names and weights are all that binds them."""
+    name = " + ".join(f"{weight} * {part}" for part, weight in reward.potentials) or "zero"
+    return PotentialBinding(name=name, sha256=hashlib.sha256(name.encode()).hexdigest())

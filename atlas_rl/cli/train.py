@@ -1,0 +1,65 @@
+"""The main job: ``python -m atlas_rl.cli.train experiment=NAME key=value ...``.
+
+Exit codes: 0 trained, 1 refused or failed, 2 a command line that cannot be read.
+"""
+
+import os
+import sys
+from typing import Any
+
+from atlas_rl.cli.composition import compose
+from atlas_rl.errors import AtlasError, UsageError
+
+
+def set_environment(values: dict[str, str]) -> None:
+    """Set what verl, vLLM and Ray read when they are imported; what the shell has set wins."""
+    os.environ.setdefault("VERL_USE_EXTERNAL_MODULES", "atlas_rl.training.plugin")
+    for name in ("HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS"):
+        os.environ.setdefault(name, "1")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    for name, value in values.items():
+        os.environ.setdefault(name, value)
+
+
+def run(config: Any) -> None:
+    """Check the configuration and all that it names, open the run and train."""
+    # What verl and its libraries read from the environment is set before any of them is imported.
+    from atlas_rl.training.config import atlas_config
+
+    atlas = atlas_config(config)
+    set_environment(atlas.env)
+    from atlas_rl.cli.preflight import preflight
+    from atlas_rl.cli.run_folder import RunFolder
+    from atlas_rl.cli.run_log import raw_output_to
+
+    prepared = preflight(config, atlas)
+    folder = RunFolder(config, atlas, prepared)
+    with raw_output_to(folder.log) as terminal:
+        from atlas_rl.training.console import RunConsole
+
+        console = RunConsole(terminal)
+        console.line(
+            f"run {atlas.run.id}, attempt {folder.atlas.run.attempt_id}: {prepared.num_train_rows} training and "
+            f"{prepared.num_val_rows} validation rows, prompts up to {prepared.longest_prompt} tokens; log {folder.log}"
+        )
+        from atlas_rl.training.verl_check import refuse_what_verl_refuses
+
+        refuse_what_verl_refuses(config)
+        folder.enter()
+        from atlas_rl.training.task_runner import train
+
+        train(config, folder.atlas, console)
+
+
+def main() -> None:
+    """Compose the configuration and run; an error that we raise on purpose is one line, not a traceback."""
+    try:
+        for config in compose(sys.argv[1:]):
+            run(config)
+    except AtlasError as error:
+        print(f"{type(error).__name__}: {' '.join(str(error).splitlines())}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, UsageError) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""Keys of verl 0.9.1 that contradict each other or this project, each refused with the reason that verl's code gives.
+
+verl ignores some of them in silence and stumbles over others long after the start.
+"""
+
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from atlas_rl.errors import ConfigError
+
+ACTOR = "actor_rollout_ref.actor"
+MODEL = "actor_rollout_ref.model"
+ROLLOUT = "actor_rollout_ref.rollout"
+
+_PINNED: tuple[tuple[str, Any, str], ...] = (
+    ("trainer.use_v1", True, "our trainer extends verl's V1 trainer"),
+    ("trainer.v1.trainer_mode", "sync", "verl compares this word and would take its asynchronous paths"),
+    ("trainer.resume_mode", "disable", "atlas.run.resume=true resumes a run"),
+    (f"{ACTOR}.strategy", "fsdp2", "our engines are FSDP2's"),
+    ("critic.strategy", "fsdp2", "our engines are FSDP2's"),
+    ("critic.enable", True, "GAE needs a critic"),
+    ("algorithm.adv_estimator", "gae", "advantages are GAE with a critic whatever this says"),
+    ("algorithm.use_pf_ppo", False, "our advantages do not resample the batch"),
+    ("algorithm.rollout_correction.bypass_mode", False, "sampled log-probs are those under the grammar"),
+    ("algorithm.rollout_correction.rollout_is", None, "our advantages do not apply it"),
+    ("algorithm.rollout_correction.rollout_rs", None, "our advantages do not apply it"),
+    ("actor_rollout_ref.hybrid_engine", True, "the synchronous trainer samples on its own cards"),
+    ("custom_reward_function.path", None, "rewards are a function of the record alone: use atlas.reward"),
+    ("reward_model.enable", None, "rewards are a function of the record alone"),
+    ("reward.reward_model.enable", False, "rewards are a function of the record alone"),
+    ("reward.custom_reward_function.path", None, "rewards are a function of the record alone: use atlas.reward"),
+    ("data.prompt_key", "prompt", "that is the column of our rows"),
+    ("data.truncation", "error", "no prompt is ever truncated"),
+    ("data.filter_overlong_prompts", False, "a prompt over the limit is refused, not dropped"),
+    ("data.apply_chat_template_kwargs", {}, "our loop renders with atlas.runtime.enable_thinking"),
+    (f"{ROLLOUT}.name", "vllm", "structural tags are written for vLLM"),
+    (f"{ROLLOUT}.mode", "async", "verl has no other mode"),
+    (f"{ROLLOUT}.do_sample", True, "verl does not read it; use temperature=0 for greedy"),
+    (f"{ROLLOUT}.ignore_eos", False, "a turn ends with its end token"),
+    (f"{ROLLOUT}.pipeline_model_parallel_size", 1, "verl runs vLLM without pipeline stages"),
+    (f"{ROLLOUT}.multi_turn.max_assistant_turns", None, "use atlas.runtime.max_turns"),
+    (f"{ROLLOUT}.multi_turn.max_user_turns", None, "use atlas.runtime.max_turns"),
+    ("critic.use_dynamic_bsz", True, "verl's V1 trainer packs the critic's batches by tokens whatever this says"),
+)
+"""Key, the one value that works, and why."""
+
+_CRITIC_MAX_TOKENS = 32768
+"""What verl's dataclass gives critic.ppo_infer_max_token_len_per_gpu, which its YAML does not list."""
+
+
+def check_verl_keys(config: Any, *, is_constrained: bool) -> None:
+    """Refuse a configuration that verl would run otherwise than it reads, or not to the end.
+
+    Args:
+        config: The resolved configuration.
+        is_constrained: ``atlas.runtime.grammar``.
+
+    Raises:
+        ConfigError: key, value, reason and remedy.
+    """
+    for key, wanted, reason in _PINNED:
+        seen = OmegaConf.select(config, key)
+        if seen != wanted or (isinstance(wanted, bool) and seen is not wanted):
+            raise ConfigError(f"{key}={shown(seen)}: {reason}; set {key}={shown(wanted)}")
+    if is_constrained:
+        _check_backend(config)
+    for model in (MODEL, "critic.model"):
+        _check_targets(config, model)
+    _check_lengths(config)
+    _check_batches(config)
+    _check_micro_batches(config)
+    _check_engine(config)
+
+
+def shown(value: Any) -> str:
+    """A value as the command line takes it."""
+    words = {None: "null", True: "true", False: "false"}
+    return words[value] if value is None or isinstance(value, bool) else str(value)
+
+
+def count(config: Any, key: str, *, least: int = 1) -> int:
+    """The whole number at a key.
+
+    Raises:
+        ConfigError: it is something else or below ``least``.
+    """
+    value = OmegaConf.select(config, key)
+    if type(value) is not int or value < least:
+        raise ConfigError(f"{key} must be a whole number of at least {least}, got {shown(value)}")
+    return value
+
+
+def _check_backend(config: Any) -> None:
+    key = f"{ROLLOUT}.engine_kwargs.vllm.structured_outputs_config"
+    node = OmegaConf.select(config, key)
+    backend = OmegaConf.select(config, f"{key}.backend") if OmegaConf.is_dict(node) else node
+    if backend != "xgrammar":
+        raise ConfigError(
+            f"{key}.backend={shown(backend)}: the tags of atlas.runtime.grammar=true are XGrammar's; "
+            f"set +{key}.backend=xgrammar or atlas.runtime.grammar=false"
+        )
+
+
+def _check_targets(config: Any, model: str) -> None:
+    targets = OmegaConf.select(config, f"{model}.target_modules")
+    if count(config, f"{model}.lora_rank", least=0) and not (OmegaConf.is_list(targets) and targets):
+        raise ConfigError(
+            f"{model}.target_modules={shown(targets)}: an explicit list is needed, since all-linear puts an adapter on "
+            f"the value head; set {model}.target_modules=[q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj]"
+        )
+
+
+def _check_lengths(config: Any) -> None:
+    for ours, theirs in (("data.max_prompt_length", "prompt_length"), ("data.max_response_length", "response_length")):
+        length = count(config, ours)
+        if count(config, f"{ROLLOUT}.{theirs}") != length:
+            raise ConfigError(
+                f"{ROLLOUT}.{theirs}={OmegaConf.select(config, f'{ROLLOUT}.{theirs}')}: the limit is {ours}={length} "
+                f"and this one is not read; set {ours} only"
+            )
+
+
+def longest_row(config: Any) -> int:
+    """Tokens of the longest row that the limits allow."""
+    return count(config, "data.max_prompt_length") + count(config, "data.max_response_length")
+
+
+def _check_batches(config: Any) -> None:
+    batch = count(config, "data.train_batch_size")
+    for key in (f"{ACTOR}.ppo_mini_batch_size", "critic.ppo_mini_batch_size"):
+        if batch % count(config, key):
+            raise ConfigError(
+                f"{key}={OmegaConf.select(config, key)} does not divide data.train_batch_size={batch}, and verl would "
+                "fill the last mini-batch with empty rows; choose a divisor"
+            )
+    if OmegaConf.select(config, "data.gen_batch_size") is not None and batch % count(config, "data.gen_batch_size"):
+        raise ConfigError(
+            f"data.gen_batch_size={config.data.gen_batch_size} does not divide data.train_batch_size={batch}; set "
+            "data.gen_batch_size=null"
+        )
+    count(config, f"{ROLLOUT}.n")
+    count(config, f"{ROLLOUT}.val_kwargs.n")
+
+
+def _check_micro_batches(config: Any) -> None:
+    is_dynamic = OmegaConf.select(config, f"{ACTOR}.use_dynamic_bsz")
+    other = OmegaConf.select(config, f"{ROLLOUT}.log_prob_use_dynamic_bsz")
+    if is_dynamic is not other:
+        raise ConfigError(
+            f"{ROLLOUT}.log_prob_use_dynamic_bsz={shown(other)} differs from {ACTOR}.use_dynamic_bsz="
+            f"{shown(is_dynamic)}, and verl's actor has one setting for both; give both the same value"
+        )
+    if not is_dynamic:
+        for key in (f"{ACTOR}.ppo_micro_batch_size_per_gpu", f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu"):
+            if OmegaConf.select(config, key) is None:
+                raise ConfigError(f"{key}=null: {ACTOR}.use_dynamic_bsz=false needs it; set {key}=1 or more rows")
+    else:
+        for key in (f"{ACTOR}.ppo_max_token_len_per_gpu", f"{ROLLOUT}.log_prob_max_token_len_per_gpu"):
+            _check_room(config, key, f"{ACTOR}.fsdp_config")
+    _check_critic_tokens(config)
+
+
+def _check_critic_tokens(config: Any) -> None:
+    used, listed = "critic.ppo_infer_max_token_len_per_gpu", "critic.ppo_max_token_len_per_gpu"
+    is_given = OmegaConf.select(config, used) is not None
+    most = count(config, used) if is_given else _CRITIC_MAX_TOKENS
+    if count(config, listed) != most:
+        raise ConfigError(
+            f"{listed}={OmegaConf.select(config, listed)}: verl's V1 trainer takes {used}={most} instead; give both "
+            f"the same value ({'' if is_given else '+'}{used}=N)"
+        )
+    _check_room(config, listed, "critic.fsdp")
+
+
+def _check_room(config: Any, key: str, engine: str) -> None:
+    """A micro-batch that is packed by tokens must hold the longest row: verl asserts it when such a row comes."""
+    ranks = count(config, f"{engine}.ulysses_sequence_parallel_size")
+    if count(config, key) * ranks < longest_row(config):
+        raise ConfigError(
+            f"{key}={OmegaConf.select(config, key)} cannot hold a row of data.max_prompt_length + "
+            f"data.max_response_length = {longest_row(config)} tokens; raise it to at least "
+            f"{-(-longest_row(config) // ranks)}"
+        )
+
+
+def _check_engine(config: Any) -> None:
+    tokens, rows = f"{ROLLOUT}.max_num_batched_tokens", f"{ROLLOUT}.max_num_seqs"
+    if count(config, tokens) < count(config, rows):
+        raise ConfigError(
+            f"{tokens}={OmegaConf.select(config, tokens)} is below {rows}={OmegaConf.select(config, rows)}, which vLLM "
+            f"refuses; raise {tokens}"
+        )
+    ranks = count(config, "trainer.n_gpus_per_node") * count(config, "trainer.nnodes")
+    replica = count(config, f"{ROLLOUT}.tensor_model_parallel_size") * count(config, f"{ROLLOUT}.data_parallel_size")
+    if ranks % replica:
+        raise ConfigError(
+            f"{ROLLOUT}.tensor_model_parallel_size * {ROLLOUT}.data_parallel_size = {replica} does not divide the "
+            f"{ranks} ranks of trainer.n_gpus_per_node * trainer.nnodes; choose a divisor"
+        )
+    _check_temperatures(config)
+
+
+def _check_temperatures(config: Any) -> None:
+    for key, is_allowed, wanted in (
+        (f"{ROLLOUT}.temperature", lambda value: value > 0, "a number above 0"),
+        (f"{ROLLOUT}.val_kwargs.temperature", lambda value: value >= 0, "a number of at least 0"),
+    ):
+        value = OmegaConf.select(config, key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not is_allowed(value):
+            raise ConfigError(f"{key} must be {wanted}, got {shown(value)}")
+    greedy = f"{ROLLOUT}.val_kwargs.do_sample"
+    if OmegaConf.select(config, greedy) is not True and OmegaConf.select(config, f"{ROLLOUT}.val_kwargs.temperature"):
+        raise ConfigError(
+            f"{greedy}={shown(OmegaConf.select(config, greedy))}: verl's V1 loop does not read it; for greedy "
+            f"validation set {ROLLOUT}.val_kwargs.temperature=0"
+        )

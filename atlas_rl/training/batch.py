@@ -1,0 +1,114 @@
+"""The advantage of one batch: rows from the TransferQueue in, what the losses use out."""
+
+# Shape suffixes: B = rows of the batch, T = tokens of the longest response; shorter rows are padded with 0.
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atlas_rl.objective.advantages import gae, whiten
+from atlas_rl.objective.masks import policy_mask
+from atlas_rl.rewards.invariants import RowErrors, mapping_distance
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFacts:
+    """What the rollout says about each row of a batch."""
+
+    keys: Sequence[str]
+    """[B] UID_SESSION_INDEX."""
+    extra: Sequence[dict[str, Any]]
+    """[B] the loop's extra_fields."""
+    is_padding: Sequence[bool]
+    """[B] rows that verl added to fill a mini-batch."""
+
+    @property
+    def is_fault(self) -> list[bool]:
+        """[B] rows that train nothing: faults of the infrastructure, and padding."""
+        return [bool(e["is_fault"]) or padding for e, padding in zip(self.extra, self.is_padding, strict=True)]
+
+    @property
+    def is_capped(self) -> list[bool]:
+        """[B] rows cut by the length cap: out of the policy loss, still seen by the critic."""
+        return [bool(e["is_capped"]) for e in self.extra]
+
+    @property
+    def real(self) -> list[int]:
+        """Places of the rows that are episodes without a fault."""
+        return [place for place, fault in enumerate(self.is_fault) if not fault]
+
+
+@dataclass(frozen=True, slots=True)
+class LossInputs:
+    """What leaves the trainer is what its losses used."""
+
+    raw_BT: Tensor
+    """Generalised advantages before whitening; 0 on unsampled tokens."""
+    advantages_BT: Tensor
+    """Whitened over policy tokens, 0 elsewhere: the policy loss reads these."""
+    returns_BT: Tensor
+    """Targets of the critic; 0 on unsampled tokens."""
+    policy_mask_BT: Tensor
+    """Bool, true on the tokens of the policy loss."""
+
+
+def loss_inputs(
+    rewards_BT: Tensor, values_BT: Tensor, mask_BT: Tensor, facts: BatchFacts, *, gamma: float, lam: float
+) -> LossInputs:
+    """GAE over sampled tokens, whitened over policy tokens.
+
+    Args:
+        rewards_BT: float32 token rewards.
+        values_BT: The critic's values of the prefix before each token.
+        mask_BT: 1 on sampled tokens; 0 throughout on faults and padding.
+        facts: Which rows are capped, faulty or padding.
+        gamma: Discount of one sampled token.
+        lam: GAE's lambda for one sampled token.
+    """
+    is_fault_B = torch.tensor(facts.is_fault, dtype=torch.bool)
+    sampled_BT = mask_BT.bool() & ~is_fault_B[:, None]
+    raw_BT, returns_BT = gae(rewards_BT, values_BT, sampled_BT, gamma, lam)
+    policy_BT = policy_mask(sampled_BT, torch.tensor(facts.is_capped, dtype=torch.bool), is_fault_B)
+    return LossInputs(raw_BT, whiten(raw_BT, policy_BT), returns_BT, policy_BT)
+
+
+def row_tensors(facts: BatchFacts, values_BT: Tensor, result: LossInputs, lengths: Sequence[int]) -> dict[str, Any]:
+    """Arrays for tensors.npz: UID_SESSION/NAME -> [T of the row], for every real row."""
+    arrays: dict[str, Any] = {}
+    named = {
+        "values": values_BT.float(),
+        "returns": result.returns_BT,
+        "raw_advantages": result.raw_BT,
+        "advantages": result.advantages_BT,
+        "policy_mask": result.policy_mask_BT,
+    }
+    for place in facts.real:
+        row = facts.keys[place].rsplit("_", 1)[0]
+        for name, tensor in named.items():
+            arrays[f"{row}/{name}"] = np.ascontiguousarray(tensor[place, : lengths[place]].numpy())
+    return arrays
+
+
+def invariant_errors(facts: BatchFacts, rewards_BT: Tensor) -> list[RowErrors]:
+    """The invariants of every row that is an episode, from the rewards as they reached the trainer.
+
+    Args:
+        facts: What the rollout says of each row, the rewards that its breakdown owes included.
+        rewards_BT: float32 token rewards from the TransferQueue.
+    """
+    errors = []
+    for place, padding in enumerate(facts.is_padding):
+        if not padding:
+            extra = facts.extra[place]
+            errors.append(
+                RowErrors(
+                    mapping_sum_error=mapping_distance(rewards_BT[place].tolist(), extra["owed_rewards"]),
+                    decomposition_error=extra["decomposition_error"],
+                    mapped_slots_minus_events=extra["mapped_slots_minus_events"],
+                )
+            )
+    return errors

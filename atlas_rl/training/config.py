@@ -1,0 +1,150 @@
+"""The ``atlas`` node of the run's configuration as dataclasses, checked before anything starts."""
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from atlas_rl.errors import ConfigError
+from atlas_rl.rewards.config import RewardConfig
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """Identity and place of a run."""
+
+    id: str
+    """Names the run: its folder under ``artifacts_dir``, its log and its records."""
+    artifacts_dir: str = "artifacts"
+    logs_dir: str = "logs"
+    seed: int = 0
+    """Seed of everything that this project draws: sampling, adapters, the value head."""
+    train_fraction: float = 1.0
+    """Share of training rows that is stored, chosen by uid digest; rows that did not submit are always stored."""
+    resume: bool = False
+    """Continue a run of this id from its latest checkpoint instead of refusing its folder."""
+    attempt_id: int = 0
+    """Set when the run opens: 0, then one more for each resume."""
+
+    def __post_init__(self) -> None:
+        """Refuse an id that is no file name and a fraction outside [0, 1].
+
+        Raises:
+            ConfigError: as said.
+        """
+        if not self.id or not all(c.isalnum() or c in "-._" for c in self.id) or self.id.startswith("."):
+            raise ConfigError(f"atlas.run.id must be made of letters, digits and '-._', got {self.id!r}")
+        if not 0 <= self.train_fraction <= 1:
+            raise ConfigError(f"atlas.run.train_fraction must lie in [0, 1], got {self.train_fraction}")
+
+    @property
+    def folder(self) -> Path:
+        """Where the run's records, metrics and manifest are."""
+        return Path(self.artifacts_dir) / self.id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeConfig:
+    """What an episode may do; token budgets are verl's ``data.max_prompt_length`` and ``data.max_response_length``."""
+
+    max_turns: int = 9
+    """Most generations of an episode."""
+    grammar: bool = True
+    """Constrain every generation to text and exactly one legal call."""
+    enable_thinking: bool = False
+    """Passed to the chat template."""
+    grader_timeout_seconds: float = 5.0
+    """Wall time that a grader may take for one answer."""
+
+    def __post_init__(self) -> None:
+        """Refuse limits that no episode can keep.
+
+        Raises:
+            ConfigError: as said.
+        """
+        if self.max_turns < 1:
+            raise ConfigError(f"atlas.runtime.max_turns must be at least 1, got {self.max_turns}")
+        if self.grader_timeout_seconds <= 0:
+            raise ConfigError(
+                f"atlas.runtime.grader_timeout_seconds must be above 0 seconds, got {self.grader_timeout_seconds}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtlasConfig:
+    """Everything under ``atlas``."""
+
+    run: RunConfig
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    env: dict[str, str] = field(default_factory=dict)
+    """Environment variables that verl, vLLM and Ray read; set before any of them is imported."""
+
+
+def _mapping(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where} must be a mapping, got {value!r}")
+    return value
+
+
+def _convert(kind: Any, value: Any, where: str) -> Any:
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        if value is None and type(None) in args:
+            return None
+        inner = [arg for arg in args if arg is not type(None)]
+        return _convert(inner[0], value, where)
+    if hasattr(kind, "from_mapping"):
+        return kind.from_mapping(_mapping(value, where))
+    if dataclasses.is_dataclass(kind):
+        return build(typing.cast(type[Any], kind), value, where)
+    if origin is dict:
+        return {str(k): _convert(args[1], v, f"{where}.{k}") for k, v in _mapping(value, where).items()}
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if kind is str and isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(kind, type) and (not isinstance(value, kind) or (kind is not bool and isinstance(value, bool))):
+        raise ConfigError(f"{where} must be of type {kind.__name__}, got {value!r}")
+    return value
+
+
+def build(kind: type[T], values: Any, where: str) -> T:
+    """Make the dataclass ``kind`` from a mapping, refusing what it does not know.
+
+    Raises:
+        ConfigError: an unknown key, a missing one, or a value of another type; the message has the dotted name.
+    """
+    values = _mapping(values, where)
+    hints = typing.get_type_hints(kind)
+    names = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    for key in values:
+        if key not in names:
+            near = difflib.get_close_matches(str(key), names, n=1)
+            hint = f"did you mean {where}.{near[0]}?" if near else f"known: {', '.join(names)}"
+            raise ConfigError(f"unknown key {where}.{key}; {hint}")
+    for f in dataclasses.fields(kind):  # type: ignore[arg-type]
+        required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        if required and f.name not in values:
+            raise ConfigError(f"{where}.{f.name} is not set; give {where}.{f.name}=VALUE")
+    return kind(**{str(k): _convert(hints[k], v, f"{where}.{k}") for k, v in values.items()})
+
+
+def atlas_config(config: Any) -> AtlasConfig:
+    """Read the ``atlas`` node of a composed configuration (a DictConfig or a plain mapping).
+
+    Raises:
+        ConfigError: as ``build``.
+    """
+    node = config["atlas"]
+    if not isinstance(node, dict):
+        from omegaconf import OmegaConf
+
+        node = OmegaConf.to_container(node, resolve=True)
+    return build(AtlasConfig, node, "atlas")

@@ -1,0 +1,139 @@
+"""FSDP2 engines: a LoRA actor and a LoRA critic whose adapters stay fp32 and whose value head trains.
+
+verl 0.9.1 builds every LoRA model as a causal language model, which PEFT refuses for a value model, casts adapters to
+the base dtype, and loads value models with flash-attention only. These subclasses are registered for this project's
+devices and outrank verl's own.
+"""
+
+import hashlib
+
+import torch
+from peft import LoraConfig, PeftModel, TaskType, get_peft_model
+from transformers import AutoModelForTokenClassification
+from verl.utils import model as verl_model
+from verl.utils.py_functional import convert_to_regular_types
+from verl.workers.engine import EngineRegistry
+from verl.workers.engine.fsdp import transformer_impl
+
+from atlas_rl.errors import ConfigError, TrainingError
+
+VALUE_HEAD = "score"
+"""The classifier layer of every Hugging Face token-classification model: hidden size to one value."""
+
+
+def _lora_config(model_config: object, task_type: TaskType, *, modules_to_save: list[str] | None) -> LoraConfig:
+    targets = convert_to_regular_types(model_config.target_modules)  # type: ignore[attr-defined]
+    if not isinstance(targets, list | tuple):
+        raise ConfigError(
+            f"model.target_modules must be an explicit list of module names, got {targets!r}: 'all-linear' would put "
+            "an adapter on the value head; write for example [q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj]"
+        )
+    return LoraConfig(
+        task_type=task_type,
+        r=model_config.lora_rank,  # type: ignore[attr-defined]
+        lora_alpha=model_config.lora_alpha,  # type: ignore[attr-defined]
+        target_modules=list(targets),
+        modules_to_save=modules_to_save,
+        bias="none",
+    )
+
+
+def trainable_digests(module: torch.nn.Module) -> dict[str, str]:
+    """Sha256 of every trainable tensor's local bytes, by parameter name, for bit-for-bit comparison."""
+    digests = {}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            local = parameter.detach()
+            local = local.to_local() if hasattr(local, "to_local") else local
+            content = local.contiguous().view(torch.uint8).cpu().numpy().tobytes()
+            digests[name] = hashlib.sha256(content).hexdigest()
+    return digests
+
+
+class _AtlasEngine:
+    """What actor and critic share: fp32 adapters over a frozen base, and digests of what trains."""
+
+    def _build_lora_module(self, module: torch.nn.Module) -> torch.nn.Module:
+        module.enable_input_require_grads()  # type: ignore[operator]
+        if getattr(self.model_config, "lora_adapter_path", None) is not None:  # type: ignore[attr-defined]
+            module = PeftModel.from_pretrained(module, self.model_config.lora_adapter_path, is_trainable=True)  # type: ignore[attr-defined]
+            if module.peft_config["default"].task_type != self.task_type:  # type: ignore[attr-defined]
+                raise ConfigError(
+                    f"adapter {self.model_config.lora_adapter_path}: task type "  # type: ignore[attr-defined]
+                    f"{module.peft_config['default'].task_type}, needed {self.task_type}"  # type: ignore[attr-defined]
+                )
+        else:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(int(getattr(self.model_config.hf_config, "lora_seed", 0)))  # type: ignore[attr-defined]
+                lora = _lora_config(
+                    self.model_config,  # type: ignore[attr-defined]
+                    self.task_type,  # type: ignore[attr-defined]
+                    modules_to_save=self.modules_to_save,  # type: ignore[attr-defined]
+                )
+                module = get_peft_model(module, lora)
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.float()
+        return module
+
+    def trainable_digests(self) -> dict[str, str]:
+        """Sha256 of every trainable tensor of this rank, by name."""
+        return trainable_digests(self.module)  # type: ignore[attr-defined]
+
+
+class AtlasLanguageEngine(_AtlasEngine, transformer_impl.FSDPEngineWithLMHead):  # type: ignore[misc]
+    """The actor: a causal language model with LoRA."""
+
+    task_type = TaskType.CAUSAL_LM
+    modules_to_save = None
+
+
+class AtlasValueEngine(_AtlasEngine, transformer_impl.FSDPEngineWithValueHead):  # type: ignore[misc]
+    """The critic: a token-classification model with one label, LoRA, and a fully trained, seeded head.
+
+    ``model.override_config.value_head_std`` (default 0: every value starts at exactly 0) is the standard deviation of
+    the head's initial weights, drawn from ``value_head_seed``; its bias starts at 0.
+    """
+
+    task_type = TaskType.TOKEN_CLS
+    modules_to_save = [VALUE_HEAD]  # noqa: RUF012
+
+    def _build_module(self) -> torch.nn.Module:
+        # verl's builder looks the loader up by name at call time; it has no parameter for it.
+        loader, verl_model.load_valuehead_model = verl_model.load_valuehead_model, _load_value_model
+        try:
+            return super()._build_module()
+        finally:
+            verl_model.load_valuehead_model = loader
+
+    def _build_lora_module(self, module: torch.nn.Module) -> torch.nn.Module:
+        module = super()._build_lora_module(module)
+        heads = [name for name, p in module.named_parameters() if p.requires_grad and f".{VALUE_HEAD}." in name]
+        if not heads:
+            raise TrainingError("critic: no trainable value head after adding LoRA; a frozen head cannot fit returns")
+        return module
+
+
+def _load_value_model(
+    local_path: str, torch_dtype: torch.dtype, model_config: object, trust_remote_code: bool
+) -> torch.nn.Module:
+    """Load the critic with the attention that its config names, and set its head."""
+    model = AutoModelForTokenClassification.from_pretrained(
+        local_path, dtype=torch_dtype, config=model_config, trust_remote_code=trust_remote_code
+    )
+    head = getattr(model, VALUE_HEAD)
+    if not isinstance(head, torch.nn.Linear) or head.out_features != 1:
+        raise TrainingError(f"critic {local_path}: expected a linear layer {VALUE_HEAD!r} with one output, found {head}")
+    std = float(getattr(model_config, "value_head_std", 0.0))
+    generator = torch.Generator().manual_seed(int(getattr(model_config, "value_head_seed", 0)))
+    with torch.no_grad():
+        if not head.weight.is_meta:
+            head.weight.copy_(std * torch.randn(head.weight.shape, generator=generator))
+            if head.bias is not None:
+                head.bias.zero_()
+    return model
+
+
+for _model_type, _engine in (("language_model", AtlasLanguageEngine), ("value_model", AtlasValueEngine)):
+    EngineRegistry.register(model_type=_model_type, backend="fsdp2", device="cpu")(_engine)
+    EngineRegistry.register(model_type=_model_type, backend="fsdp2", device="cuda", vendor="nvidia")(_engine)

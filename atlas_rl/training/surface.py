@@ -1,0 +1,49 @@
+"""What all episodes of one benchmark share in a process: tokens, template, grammars, grader. Built once."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from atlas_rl.grading.grader import Grader, grader_for
+from atlas_rl.grammar.protocol import ProtocolTokens
+from atlas_rl.grammar.tags import BenchmarkGrammar
+from atlas_rl.grammar.template import ChatTemplate
+from atlas_rl.tasks.benchmark import Benchmark, load_benchmark
+from atlas_rl.training.config import RuntimeConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surface:
+    """One benchmark on one tokenizer."""
+
+    benchmark: Benchmark
+    tokens: ProtocolTokens
+    template: ChatTemplate
+    grammar: BenchmarkGrammar
+    grader: Grader
+    vocab_size: int
+
+
+_surfaces: dict[str, Surface] = {}
+
+
+def surface(benchmark_spec: str, tokenizer: Any, config: RuntimeConfig) -> Surface:
+    """The surface of a benchmark in this process; a process has one tokenizer and one configuration.
+
+    Raises:
+        ConfigError: no such benchmark.
+        GrammarError: the tokenizer lacks the protocol's tokens, or a schema cannot be constrained.
+    """
+    if benchmark_spec not in _surfaces:
+        benchmark = load_benchmark(benchmark_spec)
+        tokens = ProtocolTokens.from_tokenizer(tokenizer)
+        _surfaces[benchmark_spec] = Surface(
+            benchmark=benchmark,
+            tokens=tokens,
+            template=ChatTemplate(
+                tokenizer, tokens, template_kwargs={"enable_thinking": config.enable_thinking}
+            ),
+            grammar=BenchmarkGrammar.from_benchmark(benchmark, tokens),
+            grader=grader_for(benchmark.grader, time_limit_seconds=config.grader_timeout_seconds),
+            vocab_size=len(tokenizer),
+        )
+    return _surfaces[benchmark_spec]

@@ -1,0 +1,271 @@
+"""verl's synchronous PPO trainer with this project's rows, masks, advantages, checks and validation."""
+
+import hashlib
+import logging
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl import DataProto
+from verl.trainer.ppo.ray_trainer import apply_kl_penalty
+from verl.trainer.ppo.utils import Role
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils import tensordict_utils as tu
+from verl.workers.utils.padding import response_to_nested
+
+from atlas_rl.errors import TrainingError
+from atlas_rl.objective.metrics import advantage_metrics, capmask_metrics
+from atlas_rl.records.breakdown import Breakdown
+from atlas_rl.reporting.metrics import MetricsLog
+from atlas_rl.rewards.batch_metrics import batch_metrics
+from atlas_rl.training.batch import BatchFacts, LossInputs, invariant_errors, loss_inputs, row_tensors
+from atlas_rl.training.config import AtlasConfig
+from atlas_rl.training.console import RunConsole
+from atlas_rl.training.validation import Validation
+from atlas_rl.training.workers import AtlasActorWorker, AtlasTrainingWorker
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.05
+"""How often the trainer looks for finished episodes; verl's 2 s would be a floor under every short step."""
+
+_ZERO_REQUIRED = (
+    "reward/mapping_sum_error_max",
+    "reward/decomposition_error_max",
+    "reward/mapped_slots_minus_events_max",
+)
+
+
+class AtlasTrainer(PPOTrainerSync):  # type: ignore[misc]
+    """One process that drives rollout, critic and actor; ``trainer.v1.trainer_mode`` stays ``sync``."""
+
+    def __init__(self, config: Any, atlas: AtlasConfig, console: RunConsole) -> None:
+        self.atlas = atlas
+        self.console = console
+        self.metrics_log = MetricsLog(atlas.run.folder / "metrics.jsonl")
+        self.actor_updates = 0
+        self.critic_updates = 0
+        self._head_is_checked = False
+        super().__init__(config)
+
+    # ------------------------------------------------------------------ set-up
+
+    def _build_replay_buffer(self) -> Any:
+        buffer = super()._build_replay_buffer()
+        buffer.poll_interval = POLL_SECONDS
+        wait = buffer._wait_for_next_poll
+
+        def watched(partition_id: str, last_debug_time: float) -> float:
+            done = len(buffer.finished_keys[partition_id]) + len(buffer.failure_keys[partition_id])
+            left = len(buffer.pending_keys[partition_id]) + len(buffer.running_keys[partition_id])
+            self.console.stage("generate" if partition_id == "train" else "validate", done=done, total=done + left)
+            seen: float = wait(partition_id, last_debug_time)
+            return seen
+
+        # The buffer offers no other place to look on while it waits.
+        buffer._wait_for_next_poll = watched
+        return buffer
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        for role in self.role_worker_mapping:
+            plain = AtlasTrainingWorker if role is Role.Critic else AtlasActorWorker
+            self.role_worker_mapping[role] = ray.remote(plain)
+
+    def uids(self, partition: str, question_ids: list[str]) -> np.ndarray[Any, Any]:
+        """[len(question_ids)] one name a drawn question, reproducible from the run's seed.
+
+        Episode seeds derive from it. No underscore: verl splits keys there.
+        """
+        names = [
+            hashlib.sha256(f"{self.atlas.run.seed} {partition} {self.global_steps} {place} {name}".encode()).hexdigest()
+            for place, name in enumerate(question_ids)
+        ]
+        return np.array([name[:32] for name in names], dtype=object)
+
+    def _fetch_one_gen_batch(self) -> Any:
+        batch = super()._fetch_one_gen_batch()
+        question_ids = [info["question_id"] for info in batch["extra_info"].tolist()]
+        tu.assign_non_tensor(batch, uid=self.uids("train", question_ids))
+        return batch
+
+    # ------------------------------------------------------------------ one step
+
+    def on_sample_end(self) -> None:
+        """Let the engine sleep and show that training begins."""
+        super().on_sample_end()
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        self._require_whole_batch(batch)
+        self.console.update_stage("log-probs")
+        return super()._compute_old_log_prob(batch, metrics)
+
+    def _require_whole_batch(self, batch: KVBatchMeta) -> None:
+        """verl trains on what is left of a group whose session raised; here that is a bug, so the run stops."""
+        expected = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
+        found = sum(not tag.get("is_padding", False) for tag in batch.tags)
+        if found != expected:
+            raise TrainingError(
+                f"step {self.global_steps}: {found} of {expected} episodes arrived; an episode raised instead of "
+                "recording its fault: its traceback is in the run's log"
+            )
+
+    def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        batch = super()._compute_ref_log_prob(batch, metrics)
+        # verl leaves the switch in the batch, and the critic would then compute values without its adapter and head.
+        batch.extra_info.pop("no_lora_adapter", None)
+        return batch
+
+    def _compute_values(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        self.console.update_stage("values")
+        return super()._compute_values(batch, metrics)
+
+    def _facts(self, batch: KVBatchMeta) -> BatchFacts:
+        fields = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
+        return BatchFacts(
+            keys=list(batch.keys),
+            extra=fields["extra_fields"].tolist(),
+            is_padding=[bool(tag.get("is_padding", False)) for tag in batch.tags],
+        )
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        self.console.update_stage("advantage")
+        facts = self._facts(batch)
+        wanted = ["response_mask", "rm_scores", "values", "old_log_probs", "ref_log_prob"]
+        fields = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=wanted)
+        nested_mask = fields["response_mask"]
+        padded = fields.to_padded_tensor()
+        rewards = padded["rm_scores"]
+        if self.config.algorithm.use_kl_in_reward:
+            rewards = self._kl_penalised(padded, metrics)
+        result = loss_inputs(
+            rewards, padded["values"].float(), padded["response_mask"], facts,
+            gamma=self.config.algorithm.gamma, lam=self.config.algorithm.lam,
+        )  # fmt: skip
+        sampled = {"advantages": result.advantages_BT, "returns": result.returns_BT}
+        sampled["policy_mask"] = result.policy_mask_BT.to(padded["response_mask"].dtype)
+        if self.config.algorithm.use_kl_in_reward:
+            sampled["token_level_rewards"] = rewards
+        nested = {name: response_to_nested(tensor, nested_mask) for name, tensor in sampled.items()}
+        nested["sampled_mask"] = nested_mask
+        tq.kv_batch_put(
+            keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(nested, batch_size=len(batch))
+        )
+        self._report_batch(facts, padded, result, nested_mask, metrics)
+        return batch
+
+    def _kl_penalised(self, padded: TensorDict, metrics: dict[str, Any]) -> torch.Tensor:
+        padded["token_level_scores"] = padded["rm_scores"]
+        data, kl_metrics = apply_kl_penalty(
+            DataProto(batch=padded), kl_ctrl=self.kl_ctrl_in_reward, kl_penalty=self.config.algorithm.kl_penalty
+        )
+        metrics.update(kl_metrics)
+        rewards: torch.Tensor = data.batch["token_level_rewards"]
+        return rewards
+
+    def _report_batch(
+        self, facts: BatchFacts, padded: TensorDict, result: LossInputs, nested_mask: Any, metrics: dict[str, Any]
+    ) -> None:
+        rows = [e["breakdown"] for e, padding in zip(facts.extra, facts.is_padding, strict=True) if not padding]
+        breakdowns = [Breakdown.model_validate(row) for row in rows]
+        own = batch_metrics(breakdowns, invariant_errors(facts, padded["rm_scores"]))
+        own |= advantage_metrics(result.raw_BT, result.advantages_BT, result.policy_mask_BT)
+        is_fault_B = torch.tensor(facts.is_fault, dtype=torch.bool)
+        own |= capmask_metrics(padded["response_mask"], torch.tensor(facts.is_capped, dtype=torch.bool), is_fault_B)
+        metrics.update(own)
+        lengths = nested_mask.offsets().diff().tolist()
+        folder = self.atlas.run.folder / "train" / f"step_{self.global_steps}"
+        folder.mkdir(parents=True, exist_ok=True)
+        np.savez(folder / "tensors.npz", **row_tensors(facts, padded["values"], result, lengths))
+        wrong = {name: own[name] for name in _ZERO_REQUIRED if own[name] != 0}
+        if wrong:
+            raise TrainingError(
+                f"step {self.global_steps}: {wrong} must be exactly 0: the rewards on the tokens are not the ones that "
+                f"the records earned; the step's records are in {folder}"
+            )
+
+    # ------------------------------------------------------------------ updates
+
+    def _update_critic(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        self.console.update_stage("critic")
+        before = None if self._head_is_checked else (self._digests("critic"), self._digests("actor"))
+        batch = super()._update_critic(batch, metrics)
+        self.critic_updates += self._num_updates(batch, self.config.critic)
+        metrics["training/critic_updates"] = self.critic_updates
+        if before is not None:
+            self._check_critic_update(*before)
+            self._head_is_checked = True
+        return batch
+
+    def _digests(self, model: str) -> list[dict[str, str]]:
+        group = self.critic_wg if model == "critic" else self.actor_rollout_wg
+        digests: list[dict[str, str]] = group.trainable_digests()
+        return digests
+
+    def _check_critic_update(self, critic: list[dict[str, str]], actor: list[dict[str, str]]) -> None:
+        """The first critic update must move the value head and must not touch the actor."""
+        heads = [name for name in critic[0] if "score" in name]
+        now = self._digests("critic")
+        if not heads or any(rank[name] == now[place][name] for place, rank in enumerate(critic) for name in heads):
+            raise TrainingError(f"critic: its value head {heads} did not change in its first update; it is frozen")
+        if self._digests("actor") != actor:
+            raise TrainingError("critic: its first update changed the actor's trainable tensors")
+
+    def _num_updates(self, batch: KVBatchMeta, model: Any) -> int:
+        mini_batch = model.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
+        return int(len(batch.keys) // mini_batch * model.ppo_epochs)
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """Update on policy tokens only: while the actor reads the batch, its masks are the policy's."""
+        self.console.update_stage("actor")
+        if metrics["capmask/policy_tokens"] == 0:
+            logger.warning("step %s: no policy token in the batch; the actor is not updated", self.global_steps)
+        else:
+            self._put_masks(batch, "policy_mask")
+            batch = super()._update_actor(batch, metrics)
+            self._put_masks(batch, "sampled_mask")
+            self.actor_updates += self._num_updates(batch, self.config.actor_rollout_ref.actor)
+        metrics["training/actor_updates"] = self.actor_updates
+        self.console.update_stage("weights")
+        return batch
+
+    def _put_masks(self, batch: KVBatchMeta, source: str) -> None:
+        mask = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[source])[source]
+        fields = TensorDict({"response_mask": mask, "loss_mask": mask}, batch_size=len(batch))
+        tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
+
+    # ------------------------------------------------------------------ reports
+
+    def _compute_metrics(
+        self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps: int, epoch: int
+    ) -> None:
+        facts = self._facts(batch)
+        real = facts.real
+        # verl's means are over the rows it is given: faults stay out of them.
+        rows = KVBatchMeta(
+            partition_id=batch.partition_id, keys=[batch.keys[i] for i in real], tags=[batch.tags[i] for i in real]
+        )
+        if real:
+            super()._compute_metrics(rows, metrics, timing_raw, global_steps, epoch)
+        breakdowns = [facts.extra[i]["breakdown"] for i in real]
+        metrics["train/infrastructure_errors"] = metrics["protocol/infrastructure_errors_in_batch"]
+        metrics["train/utility_mean"] = _mean(row["utility"] for row in breakdowns)
+        metrics["train/acc_mean"] = _mean(row["acc"] for row in breakdowns)
+        metrics["train/explores_mean"] = _mean(row["num_explores"] for row in breakdowns)
+        self.metrics_log.write(global_steps, metrics)
+        self.console.step(global_steps, self.total_training_steps, metrics, timing_raw)
+
+    def _validate(self) -> dict[str, float]:
+        metrics = Validation(self).run()
+        self.console.end_stage()
+        self.metrics_log.write(self.global_steps, metrics)
+        return metrics
+
+
+def _mean(values: Any) -> float:
+    known = list(values)
+    return float(np.mean(known)) if known else float("nan")

@@ -1,0 +1,43 @@
+import torch
+
+from atlas_rl.objective.advantages import whiten
+from atlas_rl.objective.metrics import advantage_metrics, capmask_metrics
+
+NO, YES = False, True
+
+
+def test_advantage_figures_are_over_the_policy_mask_alone() -> None:
+    raw = torch.tensor([[1.0, 1.0, 50.0, 1.0], [-1.0, -1.0, 0.0, 0.0]])
+    mask = torch.tensor([[1, 1, 0, 1], [1, 1, 0, 0]])
+    metrics = advantage_metrics(raw, whiten(raw, mask), mask)
+    assert abs(metrics["adv/raw_mean_policy_mask"] - 0.2) < 1e-7
+    assert abs(metrics["adv/whitened_var_policy_mask"] - 1.0) < 1e-6
+
+
+def test_whitening_over_a_wrong_mask_shows_in_the_variance() -> None:
+    raw = torch.tensor([[1.0, 1.0, 50.0, 1.0], [-1.0, -1.0, 0.0, 0.0]])
+    mask = torch.tensor([[1, 1, 0, 1], [1, 1, 0, 0]])
+    assert advantage_metrics(raw, whiten(raw, torch.ones(2, 4)), mask)["adv/whitened_var_policy_mask"] < 0.01
+
+
+def test_a_figure_without_enough_tokens_has_no_key() -> None:
+    one_token = torch.tensor([[1, 0]])
+    assert advantage_metrics(torch.ones(1, 2), torch.zeros(1, 2), torch.zeros(1, 2)) == {}
+    assert advantage_metrics(torch.ones(1, 2), torch.zeros(1, 2), one_token) == {"adv/raw_mean_policy_mask": 1.0}
+
+
+def test_the_cap_share_is_over_real_rows_without_a_fault() -> None:
+    response = torch.tensor([[1, 1, 0, 1], [1, 0, 0, 0], [1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]])
+    #                      plain cap  fault+cap plain  padding copied from a capped row
+    capped = torch.tensor([NO, YES, YES, NO, YES])
+    fault = torch.tensor([NO, NO, YES, NO, NO])
+    assert capmask_metrics(response, capped, fault) == {
+        "capmask/policy_tokens": 5.0,
+        "capmask/capped_row_fraction": 1 / 3,
+    }
+
+
+def test_a_batch_of_faults_has_no_cap_share() -> None:
+    assert capmask_metrics(torch.ones(2, 3), torch.tensor([YES, NO]), torch.tensor([YES, YES])) == {
+        "capmask/policy_tokens": 0.0
+    }
