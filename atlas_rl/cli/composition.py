@@ -20,6 +20,8 @@ from atlas_rl.errors import ConfigError, UsageError
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 _GROUPS = ("experiment", "hardware")
 _MISSING = "???"
+_REQUIRED = ("actor_rollout_ref.model.path", "data.train_files", "data.val_files")
+"""Keys for which verl has a default of its own, which a mandatory value would not displace; ours is null."""
 _UNUSED = "reward.reward_model."
 """verl leaves mandatory values of its reward model open; nothing of ours runs one."""
 
@@ -37,8 +39,8 @@ def compose(arguments: Sequence[str]) -> list[DictConfig]:
 
     @hydra.main(version_base=None, config_path=str(CONFIGS), config_name="train")
     def take(config: DictConfig) -> None:
-        task = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
-        composed.append((config, [str(argument) for argument in task]))
+        task: Any = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+        composed.append((config, list(task)))
 
     own = {f"++{argument}" if argument.startswith("atlas.") else argument: argument for argument in arguments}
     search_path = f"hydra.searchpath=[file://{verl_folder() / 'trainer' / 'config'}]"
@@ -47,7 +49,8 @@ def compose(arguments: Sequence[str]) -> list[DictConfig]:
             take()
         except OverrideParseException as error:
             given = own.get(error.override, error.override)
-            raise UsageError(f"argument {given!r}: {_first_line(error)}; write key=value") from error
+            reason = next(line for line in str(error).splitlines() if not line.startswith("Error parsing override"))
+            raise UsageError(f"argument {given!r}: {reason}; write key=value") from error
         except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
             raise ConfigError(_explained(error)) from error
     return [complete(config, overrides) for config, overrides in composed]
@@ -64,12 +67,12 @@ def complete(config: DictConfig, overrides: Sequence[str] = ()) -> DictConfig:
         ConfigError: as ``compose``.
     """
     OmegaConf.set_struct(config, False)
-    plain = OmegaConf.to_container(config, resolve=False)
-    assert isinstance(plain, dict)
+    plain: Any = OmegaConf.to_container(config, resolve=False)
     added = {one.lstrip("+").partition("=")[0] for one in overrides if one.startswith("+")}
     refuse_unknown(plain, added)
     leaves = dict(_leaves(plain))
     missing = [key for key, value in leaves.items() if value == _MISSING and not key.startswith(_UNUSED)]
+    missing = sorted({*missing, *(key for key in _REQUIRED if leaves.get(key) is None)})
     if missing:
         given = " ".join(f"{key}=VALUE" for key in missing)
         raise ConfigError(f"{', '.join(missing)} must be set; give {given}, or an experiment=NAME that sets it")

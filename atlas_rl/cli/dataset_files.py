@@ -54,7 +54,7 @@ def _read_dataset(key: str, path: str) -> DatasetFile:
         with Path(path).open("rb") as stream:
             sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
         rows = read_rows(Path(path))
-        specs = pq.read_table(path, columns=["extra_info.benchmark_spec"]).column("extra_info").to_pylist()
+        specs = pq.ParquetFile(path).read(columns=["extra_info.benchmark_spec"]).column("extra_info").to_pylist()
     openings = []
     for row, extra_info in zip(rows, specs, strict=True):
         spec = extra_info["benchmark_spec"]
@@ -75,8 +75,8 @@ def check_batch_fits(config: Any, files: list[DatasetFile]) -> None:
     if used < batch:
         limit = "" if used == num_rows else f", of which data.train_max_samples={most} are used"
         raise ConfigError(
-            f"data.train_batch_size={batch} is more than the {num_rows} rows of {', '.join(file.path for file in files)}"
-            f"{limit}; lower it to at most {used}"
+            f"data.train_batch_size={batch} is more than the {num_rows} rows of "
+            f"{', '.join(file.path for file in files)}{limit}; lower it to at most {used}"
         )
 
 

@@ -47,7 +47,7 @@ def load_protocol(config: Any, folder: Path, *, enable_thinking: bool) -> Protoc
         tokenizer.chat_template = custom
     if not tokenizer.chat_template:
         raise ConfigError(
-            f"{folder}: its tokenizer has no chat template; add chat_template.jinja, or set {MODEL}.custom_chat_template"
+            f"{folder}: its tokenizer has no chat template; add chat_template.jinja or set {MODEL}.custom_chat_template"
         )
     try:
         tokens = ProtocolTokens.from_tokenizer(tokenizer)
@@ -94,13 +94,12 @@ def check_response_budget(config: Any, grammar: Mapping[str, BenchmarkGrammar], 
     """
     budget = count(config, "data.max_response_length")
     for spec, states in grammar.items():
-        for state, one in states.items():
-            needed = one.min_call_tokens(protocol.template.encode_text)
-            if needed > budget:
-                raise ConfigError(
-                    f"data.max_response_length={budget} cannot hold one call of benchmark_spec {spec!r} in state "
-                    f"{state}, which takes {needed} tokens at least; raise it"
-                )
+        needed = states.min_call_tokens(protocol.template.encode_text)
+        if needed > budget:
+            raise ConfigError(
+                f"data.max_response_length={budget} cannot hold one call of benchmark_spec {spec!r}, which takes "
+                f"{needed} tokens at least; raise it"
+            )
 
 
 def check_prompts(
@@ -115,8 +114,10 @@ def check_prompts(
     longest, long = 0, []
     tools = {spec: [one.explore.openai, one.submit.openai] for spec, one in benchmarks.items()}
     for path, index, spec, opening in _openings(files):
-        with blame(DataError, f"{path} row {index}"):
+        try:
             length = len(protocol.template.prompt_ids(opening, tools[spec]))
+        except GrammarError as error:
+            raise DataError(f"{path} row {index}: {error}") from error
         longest = max(longest, length)
         if length > limit:
             long.append((path, index, length))

@@ -8,6 +8,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from atlas_rl.cli.preflight import Prepared
+from atlas_rl.errors import ConfigError
 from atlas_rl.reporting.manifest import (
     DataFile,
     Manifest,
@@ -42,12 +43,17 @@ class RunFolder:
             ConfigError: the folder is that of another configuration, or cannot be resumed.
         """
         config.atlas.reward = atlas.reward.to_mapping()
-        self._atlas = atlas
         self._manifest = _manifest(config, atlas, prepared)
         attempt_id = next_attempt(atlas.run.folder, self._manifest, resume=atlas.run.resume, ignored_keys=_NOT_TRAINING)
         self.atlas = replace(atlas, run=replace(atlas.run, attempt_id=attempt_id))
         config.atlas.run.attempt_id = attempt_id
         config.trainer.resume_mode = "auto" if atlas.run.resume else "disable"
+        self.checkpoints = Path(config.trainer.default_local_dir)
+
+    @property
+    def starts_over(self) -> bool:
+        """True for a resume without a checkpoint to go on from."""
+        return self.atlas.run.resume and not (self.checkpoints / "latest_checkpointed_iteration.txt").exists()
 
     @property
     def log(self) -> Path:
@@ -60,7 +66,13 @@ class RunFolder:
         Raises:
             ConfigError: another process has entered the folder since.
         """
-        open_run(self.atlas.run.folder, self._manifest, resume=self.atlas.run.resume, ignored_keys=_NOT_TRAINING)
+        run = self.atlas.run
+        attempt_id = open_run(run.folder, self._manifest, resume=run.resume, ignored_keys=_NOT_TRAINING)
+        if attempt_id != run.attempt_id:
+            raise ConfigError(
+                f"{run.folder}: attempt {run.attempt_id} was taken by another process, this would be {attempt_id}; "
+                "start again once that one has ended"
+            )
 
 
 def _manifest(config: Any, atlas: AtlasConfig, prepared: Prepared) -> Manifest:

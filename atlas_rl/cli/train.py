@@ -28,6 +28,10 @@ def run(config: Any) -> None:
 
     atlas = atlas_config(config)
     set_environment(atlas.env)
+    if atlas.run.warm_workers:
+        from atlas_rl.training.warm_python import prepare_ray_for_forks
+
+        prepare_ray_for_forks()
     from atlas_rl.cli.preflight import preflight
     from atlas_rl.cli.run_folder import RunFolder
     from atlas_rl.cli.run_log import raw_output_to
@@ -42,6 +46,8 @@ def run(config: Any) -> None:
             f"run {atlas.run.id}, attempt {folder.atlas.run.attempt_id}: {prepared.num_train_rows} training and "
             f"{prepared.num_val_rows} validation rows, prompts up to {prepared.longest_prompt} tokens; log {folder.log}"
         )
+        if folder.starts_over:
+            console.line(f"no checkpoint in {folder.checkpoints}: the run starts again from step 0")
         from atlas_rl.training.verl_check import refuse_what_verl_refuses
 
         refuse_what_verl_refuses(config)

@@ -45,6 +45,7 @@ _PINNED: tuple[tuple[str, Any, str], ...] = (
 )
 """Key, the one value that works, and why."""
 
+_MAX_LORA_RANK = 512
 _CRITIC_MAX_TOKENS = 32768
 """What verl's dataclass gives critic.ppo_infer_max_token_len_per_gpu, which its YAML does not list."""
 
@@ -66,7 +67,7 @@ def check_verl_keys(config: Any, *, is_constrained: bool) -> None:
     if is_constrained:
         _check_backend(config)
     for model in (MODEL, "critic.model"):
-        _check_targets(config, model)
+        _check_adapter(config, model)
     _check_lengths(config)
     _check_batches(config)
     _check_micro_batches(config)
@@ -102,9 +103,12 @@ def _check_backend(config: Any) -> None:
         )
 
 
-def _check_targets(config: Any, model: str) -> None:
+def _check_adapter(config: Any, model: str) -> None:
+    rank = count(config, f"{model}.lora_rank", least=0)
+    if rank > _MAX_LORA_RANK:
+        raise ConfigError(f"{model}.lora_rank={rank} is above {_MAX_LORA_RANK}, the most that vLLM loads; lower it")
     targets = OmegaConf.select(config, f"{model}.target_modules")
-    if count(config, f"{model}.lora_rank", least=0) and not (OmegaConf.is_list(targets) and targets):
+    if rank and not (OmegaConf.is_list(targets) and targets):
         raise ConfigError(
             f"{model}.target_modules={shown(targets)}: an explicit list is needed, since all-linear puts an adapter on "
             f"the value head; set {model}.target_modules=[q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj]"
@@ -202,13 +206,11 @@ def _check_engine(config: Any) -> None:
 
 
 def _check_temperatures(config: Any) -> None:
-    for key, is_allowed, wanted in (
-        (f"{ROLLOUT}.temperature", lambda value: value > 0, "a number above 0"),
-        (f"{ROLLOUT}.val_kwargs.temperature", lambda value: value >= 0, "a number of at least 0"),
-    ):
+    for key, least in ((f"{ROLLOUT}.temperature", "above 0"), (f"{ROLLOUT}.val_kwargs.temperature", "of at least 0")):
         value = OmegaConf.select(config, key)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not is_allowed(value):
-            raise ConfigError(f"{key} must be {wanted}, got {shown(value)}")
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or value < 0 or (value == 0 and least == "above 0"):
+            raise ConfigError(f"{key} must be a number {least}, got {shown(value)}")
     greedy = f"{ROLLOUT}.val_kwargs.do_sample"
     if OmegaConf.select(config, greedy) is not True and OmegaConf.select(config, f"{ROLLOUT}.val_kwargs.temperature"):
         raise ConfigError(

@@ -117,6 +117,7 @@ def json_object(where: str, name: str, text: str) -> dict[str, Any]:
     Raises:
         DataError: it is no JSON object, or holds NaN or Infinity.
     """
+
     def no_constant(constant: str) -> NoReturn:
         raise DataError(f"{where}: {name}={text[:200]!r}: holds {constant}, which is no JSON")
 

@@ -35,7 +35,7 @@ def load_prices(path: Path = PRICES) -> dict[str, Decimal]:
     except (OSError, yaml.YAMLError) as error:
         raise ConfigError(f"price table {path}: {' '.join(str(error).split())}") from error
     if not isinstance(table, dict) or not 1 <= len(table) <= MAX_EXPLORES:
-        raise ConfigError(f"price table {path}: needs 1 to {MAX_EXPLORES} lines such as 6b_finetuning: \"0.10\"")
+        raise ConfigError(f'price table {path}: needs 1 to {MAX_EXPLORES} lines such as 6b_finetuning: "0.10"')
     return {str(model): _price(path, str(model), text) for model, text in table.items()}
 
 

@@ -16,6 +16,4 @@ class ExactGrader:
         """Compare two texts."""
         start = perf_counter()
         verdict = Verdict.CORRECT if answer.strip() == ground_truth.strip() else Verdict.WRONG
-        return Grade(
-            grader=self.name, version=self.version, verdict=verdict, seconds=perf_counter() - start, detail=""
-        )
+        return Grade(grader=self.name, version=self.version, verdict=verdict, seconds=perf_counter() - start, detail="")

@@ -4,7 +4,7 @@ import json
 from functools import lru_cache
 from typing import Any
 
-from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+from jsonschema import Draft202012Validator
 
 
 @lru_cache(maxsize=256)

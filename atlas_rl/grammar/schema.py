@@ -191,11 +191,6 @@ def control_openers(tokens: ProtocolTokens) -> frozenset[str]:
     return openers
 
 
-def without(excluded: frozenset[str]) -> str:
-    """Regex class of any byte sequence without these ASCII characters, UTF-8 or not: for text that nobody parses."""
-    return "[^" + "".join(f"\\{char}" if char in "\\]^-[" else char for char in sorted(excluded)) + "]"
-
-
 _ABOVE_ASCII = (
     r"\u0080-\u07ff\u0800-\u0fff\u1000-\ucfff\ud000-\ud7ff\ue000-\uefff\uf000-\ufffc\ufffe-\uffff"
     "\U00010000-\U0003ffff\U00040000-\U000fffff\U00100000-\U0010ffff"

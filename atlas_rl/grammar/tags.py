@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from atlas_rl.errors import GrammarError
 from atlas_rl.grammar.protocol import ProtocolTokens
-from atlas_rl.grammar.schema import Format, Part, call_part, control_openers, without
+from atlas_rl.grammar.schema import Format, Part, call_part
 from atlas_rl.records.vocabulary import EpisodeState
 from atlas_rl.tasks.benchmark import Benchmark, Tool
 
@@ -32,8 +32,8 @@ class StateGrammar:
     """[num_tools] a shortest text between the call tokens, one a tool."""
     longest_call_bytes: int | None
     """UTF-8 bytes of the longest text between the call tokens; None: an argument has no bound."""
-    max_text_chars: int | None
-    """Bound on the free text, None: unbounded."""
+    max_text_tokens: int | None
+    """Bound on the free text in sampled tokens, None: unbounded."""
 
     @property
     def sha256(self) -> str:
@@ -56,21 +56,21 @@ class StateGrammar:
 
     @property
     def max_generation_tokens(self) -> int | None:
-        """No generation has more tokens, free text (four bytes a character) included; None: no bound."""
-        if self.max_call_tokens is None or self.max_text_chars is None:
+        """No generation has more tokens, free text included; None: no bound."""
+        if self.max_call_tokens is None or self.max_text_tokens is None:
             return None
-        return self.max_call_tokens + 4 * self.max_text_chars
+        return self.max_call_tokens + self.max_text_tokens
 
 
 def state_grammar(
-    tools: Sequence[Tool], tokens: ProtocolTokens, max_text_chars: int | None, *, state: EpisodeState
+    tools: Sequence[Tool], tokens: ProtocolTokens, max_text_tokens: int | None, *, state: EpisodeState
 ) -> StateGrammar:
     """Write the structural tag of one state.
 
     Args:
         tools: The allowed tools, in order.
         tokens: The tokenizer's protocol tokens.
-        max_text_chars: Bound on the text before the call; 0: none, None: unbounded.
+        max_text_tokens: Bound on the text before the call in tokens; 0: none, None: unbounded.
         state: The state, for the record.
 
     Raises:
@@ -84,7 +84,7 @@ def state_grammar(
     parts = [call_part(tool, tokens) for tool in tools]
     calls = [_tag(part, tokens) for part in parts]
     call = calls[0] if len(calls) == 1 else {"type": "or", "elements": calls}
-    text = _text(max_text_chars, tokens)
+    text = _text(max_text_tokens, tokens)
     tag = {"type": "structural_tag", "format": {"type": "sequence", "elements": [text, call]} if text else call}
     bounds = [part.max_bytes for part in parts]
     return StateGrammar(
@@ -93,7 +93,7 @@ def state_grammar(
         structural_tag=json.dumps(tag, separators=(",", ":")),
         shortest_calls=tuple(part.shortest for part in parts),
         longest_call_bytes=None if None in bounds else max(bound for bound in bounds if bound is not None),
-        max_text_chars=max_text_chars,
+        max_text_tokens=max_text_tokens,
     )
 
 
@@ -107,15 +107,29 @@ def _tag(part: Part, tokens: ProtocolTokens) -> Format:
     }
 
 
-def _text(max_chars: int | None, tokens: ProtocolTokens) -> Format | None:
-    """Free text in which no control token can stand, be it sampled whole or spelled; only think marks may."""
-    if max_chars is None:
+def _text(max_tokens: int | None, tokens: ProtocolTokens) -> Format | None:
+    """Free text in which no control token can stand; of the added tokens only think marks may."""
+    if max_tokens is None:
         return {"type": "any_text", "excludes": list(tokens.control_texts)}
-    if max_chars < 0:
-        raise GrammarError(f"max_text_chars must be 0 or more, or null for unbounded text, got {max_chars}")
-    if max_chars == 0:
+    if max_tokens < 0:
+        raise GrammarError(f"max_text_tokens must be 0 or more, or null for unbounded text, got {max_tokens}")
+    if max_tokens == 0:
         return None
-    return {"type": "regex", "pattern": f"{without(control_openers(tokens))}{{0,{max_chars}}}"}
+    return {"type": "grammar", "grammar": _at_most(max_tokens, tokens.control_ids)}
+
+
+def _at_most(max_tokens: int, excluded: Sequence[int]) -> str:
+    """XGrammar's EBNF for 0 to ``max_tokens`` tokens, none of them excluded; at least 1.
+
+    XGrammar 0.2.3 ignores the exclusions of a counted token, so all are spelled out. They stand in optional runs of
+    half of what is left: every count is a sum of runs, and a matcher follows a handful of runs, not one path a token.
+    """
+    runs, left = [], max_tokens
+    while left:
+        runs.append((left + 1) // 2)
+        left //= 2
+    text = " ".join(f'("" | {" ".join(["any"] * run)})' for run in runs)
+    return f"root ::= {text}\nany ::= ExcludeToken({', '.join(map(str, excluded))})\n"
 
 
 class BenchmarkGrammar(Mapping[EpisodeState, StateGrammar]):
@@ -152,7 +166,7 @@ class BenchmarkGrammar(Mapping[EpisodeState, StateGrammar]):
         }
         return cls(
             {
-                state: state_grammar(tools, tokens, benchmark.max_text_chars, state=state)
+                state: state_grammar(tools, tokens, benchmark.max_text_tokens, state=state)
                 for state, tools in allowed.items()
             }
         )

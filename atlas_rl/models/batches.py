@@ -54,3 +54,12 @@ def target_logits(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
     # The output head is the widest product of the model: only the places that are scored go through it.
     logits_NV = model.get_output_embeddings()(hidden_BTH[:, :-1][is_next_BT])
     return logits_NV, batch.ids_BT[:, 1:][is_next_BT]
+
+
+def target_weights(demonstrations: Sequence[Demonstration], answer_weight: float) -> Tensor:
+    """[N] weight of each target in the order of ``target_logits``: ``answer_weight`` where an answer starts, else 1."""
+    weights: list[float] = []
+    for demonstration in demonstrations:
+        num_targets, num_answer = sum(demonstration.response_mask), demonstration.num_answer_tokens
+        weights += [1.0] * (num_targets - num_answer) + [answer_weight] + [1.0] * (num_answer - 1)
+    return torch.tensor(weights)

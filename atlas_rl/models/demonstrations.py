@@ -3,11 +3,11 @@
 import json
 import random
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from atlas_rl.errors import ConfigError, DataError
+from atlas_rl.grammar.arguments import schema_fault
 from atlas_rl.grammar.protocol import ProtocolTokens
 from atlas_rl.grammar.tags import BenchmarkGrammar
 from atlas_rl.grammar.template import ChatTemplate
@@ -82,6 +82,7 @@ class Protocol:
         self.tokens = ProtocolTokens.from_tokenizer(tokenizer)
         self.template = ChatTemplate(tokenizer, self.tokens)
         self.grammar = BenchmarkGrammar.from_benchmark(benchmark, self.tokens)
+        self._is_submittable: dict[str, bool] = {}
 
     def call_ids(self, name: str, arguments: dict[str, str]) -> tuple[int, ...]:
         """[N] one whole turn: the call in the grammar's one spelling and the end of the turn."""
@@ -93,23 +94,30 @@ class Protocol:
             self.tokens.end_of_turn_id,
         )
 
+    def is_submittable(self, answer: str) -> bool:
+        """Whether submit's schema takes the answer; an empty one never counts."""
+        if answer not in self._is_submittable:
+            arguments = {self.benchmark.submission_field: answer}
+            self._is_submittable[answer] = bool(answer) and not schema_fault(
+                arguments, self.benchmark.submit.parameters, "arguments"
+            )
+        return self._is_submittable[answer]
 
-def plurality_answer(answers: Sequence[str]) -> str:
-    """The most frequent answer that is not empty; of answers that tie, the one seen first.
-
-    Raises:
-        DataError: there is none.
-    """
-    counts = Counter(answer for answer in answers if answer)
-    if not counts:
-        raise DataError(f"no answer among the {len(answers)} revealed candidates; demonstrate on rows that have one")
-    return counts.most_common(1)[0][0]
+    def is_demonstrable(self, row: Row) -> bool:
+        """Whether any candidate that may be revealed has an answer to submit."""
+        return any(self.is_submittable(candidate.answer) for candidate in row.candidates[: row.max_explores])
 
 
-def demonstrator(protocol: Protocol, row: Row, num_explores: int) -> Generate:
-    """A scripted policy: ``num_explores`` explores, then a submit of the plurality answer; it refuses to go on."""
+def plurality_answer(protocol: Protocol, row: Row, num_explores: int) -> str | None:
+    """The most frequent submittable answer revealed; of answers that tie, the one seen first; None: there is none."""
+    revealed = (candidate.answer for candidate in row.candidates[:num_explores])
+    counts = Counter(answer for answer in revealed if protocol.is_submittable(answer))
+    return counts.most_common(1)[0][0] if counts else None
+
+
+def demonstrator(protocol: Protocol, num_explores: int, answer: str) -> Generate:
+    """A scripted policy: ``num_explores`` explores, then a submit of ``answer``; it refuses to go on."""
     benchmark = protocol.benchmark
-    answer = plurality_answer([candidate.answer for candidate in row.candidates[:num_explores]])
     explore = protocol.call_ids(benchmark.explore.name, {})
     submit = protocol.call_ids(benchmark.submit.name, {benchmark.submission_field: answer})
     turns = iter([*[explore] * num_explores, submit])
@@ -122,7 +130,13 @@ def demonstrator(protocol: Protocol, row: Row, num_explores: int) -> Generate:
 
 
 async def demonstrate(protocol: Protocol, row: Row, num_explores: int, limits: Limits) -> Demonstration:
-    """Play one row.
+    """Play one row: explore, then submit the plurality answer.
+
+    Args:
+        protocol: The benchmark on the tokenizer.
+        row: The question.
+        num_explores: When to stop; the demonstrator goes on while nothing that it has seen can be submitted.
+        limits: Budgets.
 
     Raises:
         DataError: the row cannot be demonstrated: too few candidates, no answer, or the episode does not fit.
@@ -131,6 +145,12 @@ async def demonstrate(protocol: Protocol, row: Row, num_explores: int, limits: L
         raise DataError(
             f"row {row.question_id!r}: {num_explores} explores, max_explores={row.max_explores}; lower the stop range"
         )
+    answer = plurality_answer(protocol, row, num_explores)
+    while answer is None and num_explores < row.max_explores:
+        num_explores += 1
+        answer = plurality_answer(protocol, row, num_explores)
+    if answer is None:
+        raise DataError(f"row {row.question_id!r}: no candidate has an answer that submit takes; leave the row out")
     result = await run_episode(
         row=row,
         benchmark=protocol.benchmark,
@@ -138,15 +158,15 @@ async def demonstrate(protocol: Protocol, row: Row, num_explores: int, limits: L
         tokens=protocol.tokens,
         template=protocol.template,
         decode=protocol.template.decode,
-        generate=demonstrator(protocol, row, num_explores),
+        generate=demonstrator(protocol, num_explores, answer),
         limits=limits,
         identity=Identity(
             run_id="demonstrations", uid=row.question_id, session_id=0, attempt_id=0, global_steps=0, run_seed=None
         ),
         sampling=_UNSAMPLED,
     )
-    episode, answer = result.episode, result.submitted_answer
-    if episode.terminal_reason is not TerminalReason.SUBMITTED or answer is None:
+    episode = result.episode
+    if episode.terminal_reason is not TerminalReason.SUBMITTED:
         raise DataError(
             f"row {row.question_id!r}: demonstration of {num_explores} explores ended in {episode.terminal_reason} "
             f"({episode.error or episode.proposed_calls[-1].reason or 'no reason'}); raise limits.max_response_length"

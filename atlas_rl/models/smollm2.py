@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    pre_tokenizers,
+)
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
@@ -60,7 +67,9 @@ def convert_smollm2(out_dir: Path, *, seed: int = 0, dtype: torch.dtype = torch.
     claim_folder(out_dir)
     with blame(ConfigError, f"{gguf_file} cannot be read as a GGUF model"):
         stored = AutoTokenizer.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name)
-        model = AutoModelForCausalLM.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name, dtype=torch.float32)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            gguf_file.parent, gguf_file=gguf_file.name, dtype=torch.float32
+        )
     tokenizer, added = tool_tokenizer(stored)
     add_embeddings(model, num_tokens=len(tokenizer), num_trained=len(stored), seed=seed)
     save_model(model.to(dtype), tokenizer, out_dir)

@@ -8,7 +8,7 @@ import torch
 from rich.progress import track
 from torch.nn.functional import cross_entropy
 
-from atlas_rl.models.batches import micro_batches, pad, target_logits
+from atlas_rl.models.batches import micro_batches, pad, target_logits, target_weights
 from atlas_rl.models.demonstrations import Demonstration
 
 
@@ -20,6 +20,7 @@ def train(
     micro_batch_tokens: int,
     learning_rate: float,
     rise_steps: int,
+    answer_weight: float = 1.0,
 ) -> list[float]:
     """One pass in the given order, cross-entropy on the demonstrator's tokens alone.
 
@@ -30,9 +31,10 @@ def train(
         micro_batch_tokens: Most tokens, padding included, in one forward pass.
         learning_rate: Peak of AdamW's rate.
         rise_steps: Steps of its linear rise; a cosine takes it to 0 at the end.
+        answer_weight: Weight of a submitted answer's first token; every other token has 1.
 
     Returns:
-        [num_steps] nats a token of each step, before its update.
+        [num_steps] nats a token of each step before its update, unweighted.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     num_steps = len(demonstrations) // batch_episodes
@@ -46,9 +48,9 @@ def train(
         for micro in micro_batches(batch, micro_batch_tokens):
             logits_NV, targets_N = target_logits(model, pad(micro))
             # Over the tokens of the whole step, so that the cut into micro-batches cannot change the gradient.
-            loss = cross_entropy(logits_NV, targets_N, reduction="sum") / num_targets
-            loss.backward()
-            loss_sum += float(loss.detach())
+            loss_N = cross_entropy(logits_NV, targets_N, reduction="none") / num_targets
+            (loss_N * target_weights(micro, answer_weight)).sum().backward()  # type: ignore[no-untyped-call]
+            loss_sum += float(loss_N.detach().sum())
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

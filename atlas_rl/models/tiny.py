@@ -111,7 +111,7 @@ def benchmark_texts(benchmark: Benchmark, rows: Sequence[Row]) -> Iterator[str]:
     """Every text between two control tokens of each row's full episode, in the tiny model's chat template."""
     renderer = train_tokenizer([])
     control = re.compile("|".join(map(re.escape, CONTROL_TOKENS)))
-    tools = [benchmark.explore.openai, benchmark.submit.openai]
+    tools: list[Any] = [benchmark.explore.openai, benchmark.submit.openai]
     for row in rows:
         chat: list[dict[str, Any]] = list(messages(benchmark, row))
         for k in range(1, row.max_explores + 1):

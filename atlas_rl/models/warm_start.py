@@ -47,9 +47,9 @@ class WarmStartConfig:
     the steps after them teach when the demonstrator stops. None: no such steps."""
     primer_steps: int = 150
     """Optimizer steps on ``primer_stop``."""
-    num_steps: int = 200
+    num_steps: int = 260
     """Optimizer steps on ``stop``."""
-    batch_episodes: int = 32
+    batch_episodes: int = 16
     """Demonstrations a step."""
     most_primer_demonstrations: int = 1600
     """Different demonstrations that the primer steps draw on, in passes of a new order each."""
@@ -57,9 +57,12 @@ class WarmStartConfig:
     """The same for the steps after them. Playing one costs milliseconds, as much as training on it a few times."""
     micro_batch_tokens: int = 16384
     """Most tokens, padding included, in one forward pass."""
-    learning_rate: float = 3e-3
+    learning_rate: float = 4e-3
     """Peak of AdamW's rate: a linear rise over ``rise_steps``, then a cosine to 0."""
     rise_steps: int = 20
+    answer_weight: float = 5.0
+    """Weight of a submitted answer's first token in the loss, at least 1. It is one token of some thirty and the one
+    that must be right, while the demonstrator's dice (when to stop) make most of the gradient's noise."""
     num_held_out: int = 256
     """Rows at the end of the list that are not trained on but measured on."""
     num_check_episodes: int = 32
@@ -83,6 +86,8 @@ class WarmStartConfig:
                 f"warm_start.primer_steps must be at least 0 and num_check_episodes lie in 0..num_held_out, got "
                 f"{self.primer_steps}, {self.num_check_episodes}"
             )
+        if not 1 <= self.answer_weight < math.inf:
+            raise ConfigError(f"warm_start.answer_weight must be at least 1, got {self.answer_weight}")
         if not 0 < self.learning_rate < math.inf:
             raise ConfigError(f"warm_start.learning_rate must be positive, got {self.learning_rate}")
 
@@ -93,6 +98,9 @@ class WarmStartReport:
 
     num_steps: int
     num_demonstrations: int
+    """Different ones that were trained on."""
+    num_rows_left_out: int
+    """Rows without a single answer that submit takes; the demonstrator cannot end them."""
     train_loss: float
     """Nats a token, mean over the last ten steps."""
     held_out_loss: float
@@ -129,15 +137,17 @@ def warm_start(
         GrammarError: the tokenizer cannot carry the protocol.
     """
     settings = config or WarmStartConfig()
-    if len(rows) <= settings.num_held_out:
-        raise ConfigError(
-            f"warm start has {len(rows)} rows for num_held_out={settings.num_held_out}; give more or hold out fewer"
-        )
     started, started_cpu = time.perf_counter(), time.process_time()
     model, tokenizer = load_model(model_dir), load_tokenizer(model_dir)
-    claim_folder(out_dir)
     protocol = Protocol(tokenizer, benchmark)
-    train_rows, held_out_rows = rows[: -settings.num_held_out], rows[-settings.num_held_out :]
+    usable = [row for row in rows if protocol.is_demonstrable(row)]
+    if len(usable) <= settings.num_held_out:
+        raise ConfigError(
+            f"warm start has {len(usable)} usable rows for num_held_out={settings.num_held_out}; give more or hold out "
+            "fewer"
+        )
+    claim_folder(out_dir)
+    train_rows, held_out_rows = usable[: -settings.num_held_out], usable[-settings.num_held_out :]
     curriculum, num_demonstrations = asyncio.run(_curriculum(protocol, train_rows, settings))
     held_out = asyncio.run(_play(protocol, held_out_rows, settings.stop, len(held_out_rows), settings, "held out"))
     demonstrated = time.perf_counter()
@@ -148,6 +158,7 @@ def warm_start(
         micro_batch_tokens=settings.micro_batch_tokens,
         learning_rate=settings.learning_rate,
         rise_steps=settings.rise_steps,
+        answer_weight=settings.answer_weight,
     )
     trained = time.perf_counter()
     round_to_stored(model, model_dir)
@@ -159,6 +170,7 @@ def warm_start(
     report = WarmStartReport(
         num_steps=len(losses),
         num_demonstrations=num_demonstrations,
+        num_rows_left_out=len(rows) - len(usable),
         train_loss=math.fsum(losses[-10:]) / len(losses[-10:]),
         **measured._asdict(),
         check=check,

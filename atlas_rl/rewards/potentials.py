@@ -14,9 +14,7 @@ from atlas_rl.errors import ConfigError, RewardError
 class Potential(Protocol):
     """A pure function of a row and how many of its candidates are revealed."""
 
-    def value(
-        self, question_id: str, permutation_id: str, candidate_fingerprint: str, prefix: int
-    ) -> Fraction | float:
+    def value(self, question_id: str, permutation_id: str, candidate_fingerprint: str, prefix: int) -> Fraction | float:
         """Worth of the first ``prefix`` candidates, in units of accuracy.
 
         Raises:

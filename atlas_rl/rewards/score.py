@@ -123,9 +123,7 @@ def _amounts(facts: Facts, grade: Grade, config: RewardConfig) -> _Amounts:
 def _worth(potential: Potential, episode: Episode, prefix: int) -> Fraction:
     if potential is ZERO:
         return _NOTHING
-    return exact_value(
-        potential, episode.question_id, episode.permutation_id, episode.candidate_fingerprint, prefix
-    )
+    return exact_value(potential, episode.question_id, episode.permutation_id, episode.candidate_fingerprint, prefix)
 
 
 def _slots(

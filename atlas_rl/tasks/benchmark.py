@@ -25,7 +25,8 @@ class Tool(Record):
     @property
     def openai(self) -> dict[str, Any]:
         """The form that chat templates render."""
-        return {"type": "function", "function": {"name": self.name, "description": self.description, "parameters": self.parameters}}
+        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": function}
 
 
 class Benchmark(Record):
@@ -44,8 +45,8 @@ class Benchmark(Record):
     submit_response: str = ""
     """Observation after a submit; empty: none is appended."""
     require_explore_first: bool = False
-    max_text_chars: int | None = None
-    """Bound on the free text before a call, in characters; 0: no text, None: unbounded."""
+    max_text_tokens: int | None = None
+    """Bound on the free text before a call, in sampled tokens; 0: no text, None: unbounded."""
     grader: Literal["exact", "math"]
 
 

@@ -43,7 +43,8 @@ class Row(Record):
     def _enough_candidates(self) -> "Row":
         if len(self.candidates) < self.max_explores:
             raise ValueError(
-                f"row {self.question_id!r} has {len(self.candidates)} candidates for max_explores={self.max_explores}; lower max_explores"
+                f"row {self.question_id!r} has {len(self.candidates)} candidates for "
+                f"max_explores={self.max_explores}; lower max_explores"
             )
         return self
 
@@ -52,6 +53,8 @@ class Row(Record):
         """sha256 (hex) of the ordered candidates as canonical JSON."""
         canonical = json.dumps(
             [candidate.model_dump(mode="json") for candidate in self.candidates],
-            sort_keys=True, separators=(",", ":"), ensure_ascii=True,
+            sort_keys=True,
+            separators=(",", ":"),
+            ensure_ascii=True,
         )
         return hashlib.sha256(canonical.encode()).hexdigest()

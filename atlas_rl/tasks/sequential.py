@@ -23,9 +23,7 @@ def observation_text(benchmark: Benchmark, row: Row, k: int) -> str:
     """
     candidate = _revealed(row, k)
     template = benchmark.timed_out_observation if candidate.timed_out else benchmark.observation
-    return template.format(
-        k=k, max_explores=row.max_explores, answer=candidate.answer, reasoning=candidate.reasoning
-    )
+    return template.format(k=k, max_explores=row.max_explores, answer=candidate.answer, reasoning=candidate.reasoning)
 
 
 def observation_payload(row: Row, k: int) -> dict[str, Any]:

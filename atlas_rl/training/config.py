@@ -29,6 +29,8 @@ class RunConfig:
     """Share of training rows that is stored, chosen by uid digest; rows that did not submit are always stored."""
     resume: bool = False
     """Continue a run of this id from its latest checkpoint instead of refusing its folder."""
+    warm_workers: bool = False
+    """Fork worker processes from one that has imported everything; see docs/decisions."""
     attempt_id: int = 0
     """Set when the run opens: 0, then one more for each resume."""
 

@@ -22,6 +22,9 @@ _TIMED = {
 }
 """verl's timer names and the short ones of the step line."""
 
+_SHOWN = ("utility", "acc", "explores", "cost", "protocol_violations")
+"""What the validation line shows of a benchmark's overall view."""
+
 
 class RunConsole:
     """Prints progress to one stream; the bars appear only on a terminal."""
@@ -70,6 +73,17 @@ class RunConsole:
             f"explores {metrics['train/explores_mean']:.2f} violations {metrics['protocol/violations_in_batch']:.0f} "
             f"faults {metrics['train/infrastructure_errors']:.0f}"
         )
+
+    def validation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Print one line a benchmark: its overall view."""
+        self.end_stage()
+        for name, count in metrics.items():
+            benchmark, _, key = name.partition("/overall/")
+            if key == "count":
+                view = {key: metrics.get(f"{benchmark}/overall/{key}", float("nan")) for key in _SHOWN}
+                shown = " ".join(f"{key} {value:.3f}" for key, value in view.items())
+                faults = metrics[f"{benchmark}/overall/infrastructure_errors"]
+                self.line(f"validation at step {step}: {benchmark} {count:.0f} episodes | {shown} | faults {faults:.0f}")
 
     def seconds(self) -> float:
         """Wall seconds since the console was made."""

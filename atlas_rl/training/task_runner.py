@@ -1,5 +1,10 @@
 """Runs one training job in this process: Ray, TransferQueue, trainer, agent loop."""
 
+import importlib
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -11,9 +16,42 @@ from atlas_rl.training.config import AtlasConfig
 from atlas_rl.training.console import RunConsole
 from atlas_rl.training.rollout import AtlasAgentLoopManager
 from atlas_rl.training.trainer import AtlasTrainer
+from atlas_rl.training.warm_python import EXECUTABLE_VARIABLE, WarmPython, forget_ray_job
+
+_WORKER_MODULES = (
+    "atlas_rl.training.workers",
+    "verl.workers.rollout.vllm_rollout.vllm_async_server",
+    "vllm.v1.engine.core",
+    "vllm.v1.structured_output.backend_xgrammar",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.v1.worker.cpu_model_runner",
+    "vllm.model_executor.models.qwen3",
+    "vllm.model_executor.models.llama",
+    "transformers.models.qwen3.modeling_qwen3",
+    "transformers.models.llama.modeling_llama",
+    "ray._private.workers.default_worker",
+)
+"""What the processes of a job import on their way, besides what this module has imported."""
 
 
-def start_ray(config: Any) -> None:
+@contextmanager
+def warm_workers(atlas: AtlasConfig) -> Iterator[Path | None]:
+    """Fork the server that worker processes are forked from, if the run wants it; before Ray, which starts threads."""
+    if not atlas.run.warm_workers:
+        yield None
+        return
+    for name in _WORKER_MODULES:
+        importlib.import_module(name)
+    forget_ray_job()
+    with tempfile.TemporaryDirectory(prefix="atlas-") as folder:
+        server = WarmPython(Path(folder))
+        try:
+            yield server.executable
+        finally:
+            server.close()
+
+
+def start_ray(config: Any, executable: Path | None) -> None:
     """Start or join Ray with verl's runtime environment, the run's own and ``ray_kwargs.ray_init``."""
     if ray.is_initialized():
         return
@@ -22,6 +60,9 @@ def start_ray(config: Any) -> None:
     own = given.pop("runtime_env", None) or {}
     environment = get_ppo_ray_runtime_env(config)
     environment["env_vars"]["TRANSFER_QUEUE_ENABLE"] = "1"
+    if executable is not None:
+        environment["env_vars"][EXECUTABLE_VARIABLE] = str(executable)
+        environment["py_executable"] = str(executable)
     environment["env_vars"].update(own.pop("env_vars", {}))
     environment.update({key: value for key, value in own.items() if value is not None})
     ray.init(**given, runtime_env=environment)
@@ -32,21 +73,24 @@ def train(config: Any, atlas: AtlasConfig, console: RunConsole) -> None:
 
     verl runs its task in one more actor; here the driver is the task, which saves a process and its imports.
     """
-    start_ray(config)
     config.transfer_queue.enable = True
     OmegaConf.resolve(config)
-    tq.init(config.transfer_queue)
-    try:
-        trainer = AtlasTrainer(config, atlas, console)
-        trainer.init()
-        trainer.fit(
-            AtlasAgentLoopManager.create(
-                config=config,
-                llm_client=trainer.get_llm_client(),
-                teacher_client=trainer.get_teacher_client(),
-                reward_loop_worker_handles=trainer.get_reward_handles(),
+    with warm_workers(atlas) as executable:
+        console.line(f"libraries imported after {console.seconds():.0f} s")
+        start_ray(config, executable)
+        try:
+            tq.init(config.transfer_queue)
+            trainer = AtlasTrainer(config, atlas, console)
+            trainer.init()
+            console.line(f"models and engine ready after {console.seconds():.0f} s")
+            trainer.fit(
+                AtlasAgentLoopManager.create(
+                    config=config,
+                    llm_client=trainer.get_llm_client(),
+                    teacher_client=trainer.get_teacher_client(),
+                    reward_loop_worker_handles=trainer.get_reward_handles(),
+                )
             )
-        )
-    finally:
-        tq.close()
-        ray.shutdown()
+        finally:
+            tq.close()
+            ray.shutdown()

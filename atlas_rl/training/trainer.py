@@ -89,8 +89,8 @@ class AtlasTrainer(PPOTrainerSync):  # type: ignore[misc]
 
     def _fetch_one_gen_batch(self) -> Any:
         batch = super()._fetch_one_gen_batch()
-        question_ids = [info["question_id"] for info in batch["extra_info"].tolist()]
-        tu.assign_non_tensor(batch, uid=self.uids("train", question_ids))
+        question_ids = [info["question_id"] for info in tu.get(batch, "extra_info")]
+        tu.assign_non_tensor_stack(batch, "uid", list(self.uids("train", question_ids)))
         return batch
 
     # ------------------------------------------------------------------ one step
@@ -128,7 +128,7 @@ class AtlasTrainer(PPOTrainerSync):  # type: ignore[misc]
         fields = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
         return BatchFacts(
             keys=list(batch.keys),
-            extra=fields["extra_fields"].tolist(),
+            extra=list(tu.get(fields, "extra_fields")),
             is_padding=[bool(tag.get("is_padding", False)) for tag in batch.tags],
         )
 
@@ -152,11 +152,8 @@ class AtlasTrainer(PPOTrainerSync):  # type: ignore[misc]
             sampled["token_level_rewards"] = rewards
         nested = {name: response_to_nested(tensor, nested_mask) for name, tensor in sampled.items()}
         nested["sampled_mask"] = nested_mask
-        tq.kv_batch_put(
-            keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(nested, batch_size=len(batch))
-        )
         self._report_batch(facts, padded, result, nested_mask, metrics)
-        return batch
+        return _put(batch, nested)
 
     def _kl_penalised(self, padded: TensorDict, metrics: dict[str, Any]) -> torch.Tensor:
         padded["token_level_scores"] = padded["rm_scores"]
@@ -225,18 +222,12 @@ class AtlasTrainer(PPOTrainerSync):  # type: ignore[misc]
         if metrics["capmask/policy_tokens"] == 0:
             logger.warning("step %s: no policy token in the batch; the actor is not updated", self.global_steps)
         else:
-            self._put_masks(batch, "policy_mask")
-            batch = super()._update_actor(batch, metrics)
-            self._put_masks(batch, "sampled_mask")
+            batch = super()._update_actor(_put_masks(batch, "policy_mask"), metrics)
+            batch = _put_masks(batch, "sampled_mask")
             self.actor_updates += self._num_updates(batch, self.config.actor_rollout_ref.actor)
         metrics["training/actor_updates"] = self.actor_updates
         self.console.update_stage("weights")
         return batch
-
-    def _put_masks(self, batch: KVBatchMeta, source: str) -> None:
-        mask = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[source])[source]
-        fields = TensorDict({"response_mask": mask, "loss_mask": mask}, batch_size=len(batch))
-        tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
 
     # ------------------------------------------------------------------ reports
 
@@ -261,9 +252,24 @@ class AtlasTrainer(PPOTrainerSync):  # type: ignore[misc]
 
     def _validate(self) -> dict[str, float]:
         metrics = Validation(self).run()
-        self.console.end_stage()
+        self.console.validation(self.global_steps, metrics)
         self.metrics_log.write(self.global_steps, metrics)
         return metrics
+
+
+def _put(batch: KVBatchMeta, fields: dict[str, Any]) -> KVBatchMeta:
+    """Store fields of a batch; only the batch that comes back knows of them."""
+    stored = tq.kv_batch_put(
+        keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(fields, batch_size=len(batch))
+    )
+    stored.extra_info.update(batch.extra_info)
+    return stored
+
+
+def _put_masks(batch: KVBatchMeta, source: str) -> KVBatchMeta:
+    """Let ``source`` be the mask that losses read; verl reads two fields of the same content."""
+    mask = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[source])[source]
+    return _put(batch, {"response_mask": mask, "loss_mask": mask})
 
 
 def _mean(values: Any) -> float:

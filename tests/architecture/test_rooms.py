@@ -43,7 +43,7 @@ ONLY_IN: dict[str, set[str]] = {
     "tensordict": {"training"},
     "peft": {"training"},
     "torch": {"objective", "models", "training"},
-    "transformers": {"models", "training"},
+    "transformers": {"models", "training", "cli"},
     "xgrammar": {"grammar"},
     "math_verify": {"grading"},
     "hydra": {"cli"},

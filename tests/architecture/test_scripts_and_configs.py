@@ -3,9 +3,12 @@
 import importlib.util
 import subprocess
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from hydra import compose, initialize_config_dir
 
 from atlas_rl.training.config import atlas_config
@@ -52,6 +55,17 @@ def test_an_experiment_composes_on_every_hardware_and_its_own_keys_are_valid(exp
 def test_every_folder_of_configs_is_reached_by_the_tests() -> None:
     assert EXPERIMENTS != []
     assert set(HARDWARE) >= {"cpu", "gpu"}
+
+
+def _leaf_names(node: dict[str, Any]) -> Iterator[str]:
+    for name, value in node.items():
+        yield from _leaf_names(value) if isinstance(value, dict) and value else [name]
+
+
+def test_the_guide_gives_a_reason_for_every_key_of_the_cpu() -> None:
+    guide = (ROOT / "docs" / "guides" / "cpu.md").read_text(encoding="utf-8")
+    keys = _leaf_names(yaml.safe_load((ROOT / "configs" / "hardware" / "cpu.yaml").read_text(encoding="utf-8")))
+    assert [key for key in keys if key not in guide] == []
 
 
 def test_the_lock_covers_both_engines_and_the_optional_model() -> None:

@@ -43,6 +43,6 @@ def benchmark(
         observation="{answer}",
         timed_out_observation="-",
         require_explore_first=first,
-        max_text_chars=text,
+        max_text_tokens=text,
         grader="exact",
     )

@@ -13,9 +13,10 @@ from toy_tokenizer import MARKS, toy_tokenizer
 from atlas_rl.errors import GrammarError
 from atlas_rl.grammar.compiled import CompiledStates, compile_states, verify_states
 from atlas_rl.grammar.protocol import ProtocolTokens
+from atlas_rl.grammar.reading import read_generation
 from atlas_rl.grammar.tags import BenchmarkGrammar, state_grammar
 from atlas_rl.grammar.template import ChatTemplate
-from atlas_rl.records.vocabulary import EpisodeState
+from atlas_rl.records.vocabulary import EpisodeState, Finish
 from atlas_rl.tasks.benchmark import Benchmark, Tool, load_benchmark
 
 FIRST, OPEN, EXHAUSTED = EpisodeState
@@ -69,7 +70,7 @@ def test_the_tag_of_a_state_without_text_is_one_choice_of_calls_framed_by_ids(to
 
 
 @pytest.mark.parametrize(
-    ("max_text_chars", "text"),
+    ("max_text_tokens", "text"),
     [
         (
             None,
@@ -81,11 +82,18 @@ def test_the_tag_of_a_state_without_text_is_one_choice_of_calls_framed_by_ids(to
                 ],
             },
         ),
-        (400, {"type": "regex", "pattern": "[^<]{0,400}"}),
+        (
+            5,
+            {
+                "type": "grammar",
+                "grammar": 'root ::= ("" | any any any) ("" | any) ("" | any)\n'
+                "any ::= ExcludeToken(388, 389, 390, 391, 392, 393, 394)\n",
+            },
+        ),
     ],
 )  # fmt: skip
-def test_text_comes_first_and_holds_no_control_token(max_text_chars: int, text: Any, tokens: ProtocolTokens) -> None:
-    grammar = state_grammar([LETTER], tokens, max_text_chars, state=OPEN)
+def test_text_comes_first_and_holds_no_control_token(max_text_tokens: int, text: Any, tokens: ProtocolTokens) -> None:
+    grammar = state_grammar([LETTER], tokens, max_text_tokens, state=OPEN)
     elements = json.loads(grammar.structural_tag)["format"]["elements"]
     assert (elements[0], elements[1]["type"]) == (text, "tag")
 
@@ -202,7 +210,7 @@ def test_no_stop_id_is_legal_before_or_inside_a_call_and_only_the_end_of_turn_af
     assert not matcher.accept(tokens.end_of_turn_id)
 
 
-def test_ordinary_tokens_cannot_spell_a_call_open(states: Any, tokenizer: Any) -> None:
+def test_ordinary_tokens_cannot_spell_a_call_open_in_unbounded_text(states: Any, tokenizer: Any) -> None:
     spelled = tokenizer.convert_tokens_to_ids(list("<tool_call>"))
     matcher = states(LETTER).matcher(OPEN)
     assert [matcher.accept(token) for token in spelled] == [True] * 10 + [False]
@@ -214,11 +222,48 @@ def test_rows_of_the_output_head_beyond_the_tokenizer_are_never_legal(states: An
     assert not allowed[len(tokenizer) :].any()
 
 
-def test_bounded_text_ends_at_its_bound(
-    states: Any, tokens: ProtocolTokens, encode: Callable[[str], list[int]]
+@pytest.mark.parametrize("bound", [1, 2, 3, 4, 5, 10, 21, 40])
+def test_bounded_text_ends_at_its_bound_in_tokens_and_no_sooner(
+    bound: int, states: Any, tokenizer: Any, tokens: ProtocolTokens
 ) -> None:
-    matcher = states(LETTER, 5).matcher(OPEN)
-    assert all(matcher.accept(encode(letter)[0]) for letter in "hello")
+    # Ordinary tokens and think marks; so no control token and no id beyond the tokenizer.
+    text = sorted(set(range(len(tokenizer))) - set(tokens.control_ids))
+    matcher = states(LETTER, bound).matcher(OPEN)
+    for _ in range(bound):
+        assert np.flatnonzero(matcher.allowed()).tolist() == sorted([*text, tokens.call_begin_id])
+        assert matcher.accept(text[0])
+    assert np.flatnonzero(matcher.allowed()).tolist() == [tokens.call_begin_id]
+
+
+@pytest.mark.parametrize("num_tokens", range(12))
+def test_a_call_may_follow_any_number_of_tokens_up_to_the_bound(
+    num_tokens: int, states: Any, encode: Callable[[str], list[int]]
+) -> None:
+    text = encode("h") * num_tokens
+    assert states(LETTER, 10).accepts(OPEN, text + encode(EXPLORES + END)) is (num_tokens <= 10)
+
+
+def test_a_call_that_ordinary_tokens_spell_is_bounded_text(
+    states: Any, tokenizer: Any, tokens: ProtocolTokens, template: ChatTemplate, encode: Callable[[str], list[int]]
+) -> None:
+    spelled = tokenizer.convert_tokens_to_ids(list("<tool_call>"))
+    ids = spelled + encode(SUBMITS + END)
+    assert states(LETTER, 40).accepts(OPEN, ids)
+    reading = read_generation(
+        ids, tokens=tokens, tools=(EXPLORE, LETTER), decode=template.decode, finish=Finish.EOS, turn_id=0
+    )
+    assert (reading.terminal, reading.call.arguments) == (None, {"answer": "B"})
+
+
+def test_the_bound_holds_with_the_real_qwen3_tokenizer(qwen3: Any) -> None:
+    tokens = ProtocolTokens.from_tokenizer(qwen3, extra_stop_ids=[151643])
+    grammar = BenchmarkGrammar.from_benchmark(load_benchmark("gsm8k"), tokens)
+    matcher = compile_states(grammar, tokens, qwen3, vocab_size=151936).matcher(OPEN)
+    text = qwen3.encode("<think>if a < b, <tool_response is no mark</think> 数é. ", add_special_tokens=False)
+    illegal = sorted({*tokens.control_ids, *range(len(qwen3), 151936)} - {tokens.call_begin_id})
+    for index in range(128):
+        assert np.flatnonzero(~matcher.allowed()).tolist() == illegal
+        assert matcher.accept(text[index % len(text)])
     assert np.flatnonzero(matcher.allowed()).tolist() == [tokens.call_begin_id]
 
 
@@ -264,6 +309,7 @@ def test_a_budget_can_be_held_against_the_shortest_and_the_longest_call(
     assert grammar.min_call_tokens(template.encode_text) == 1 + len(explore) + 1 + 1
     assert grammar.max_call_tokens == 1 + len('\n{"name": "submit", "arguments": {"answer": "B"}}\n') + 1 + 1
     assert grammar.max_generation_tokens == grammar.max_call_tokens
+    assert state_grammar([LETTER], tokens, 40, state=OPEN).max_generation_tokens == grammar.max_call_tokens + 40
     assert state_grammar([CODE], tokens, 0, state=OPEN).max_call_tokens is None
     assert state_grammar([LETTER], tokens, None, state=OPEN).max_generation_tokens is None
 
@@ -271,7 +317,7 @@ def test_a_budget_can_be_held_against_the_shortest_and_the_longest_call(
 @pytest.mark.parametrize(
     ("broken", "what"),
     [
-        (benchmark(text=-1), "max_text_chars must be 0 or more"),
+        (benchmark(text=-1), "max_text_tokens must be 0 or more"),
         (benchmark(explore=tool("submit")), "each with its own name"),
         (benchmark().model_copy(update={"submission_field": "solution"}), "submit has no argument 'solution'"),
     ],
@@ -281,8 +327,8 @@ def test_a_benchmark_that_no_grammar_can_hold_is_refused(broken: Benchmark, what
         BenchmarkGrammar.from_benchmark(broken, tokens)
 
 
-@pytest.mark.parametrize("mark", ["endword", "<<SYS>>", "§end", "<｜end｜>", "§"])
+@pytest.mark.parametrize("mark", ["endword", "<<SYS>>", "§end", "<\uff5cend>", "§"])
 def test_a_control_token_that_no_character_rule_keeps_out_is_refused(mark: str) -> None:
     wild = ProtocolTokens.from_tokenizer(toy_tokenizer(marks=[*MARKS, mark]))
     with pytest.raises(GrammarError, match="do not start with a mark and another ASCII character"):
-        state_grammar([LETTER], wild, 40, state=OPEN)
+        state_grammar([SHORT], wild, 40, state=OPEN)

@@ -39,9 +39,7 @@ def test_credit_crosses_an_observation_whose_values_do_not_leak(garbage: float) 
 
 
 def test_an_observation_costs_no_discount_step_and_resets_nothing() -> None:
-    _, returns = gae(
-        torch.tensor([[0, 0, 1.0]]), torch.zeros(1, 3), torch.tensor([[1, 0, 1]]), gamma=0.5, lam=1.0
-    )
+    _, returns = gae(torch.tensor([[0, 0, 1.0]]), torch.zeros(1, 3), torch.tensor([[1, 0, 1]]), gamma=0.5, lam=1.0)
     #                              a    obs  a
     assert returns.tolist() == [[0.5, 0.0, 1.0]]
 
@@ -63,9 +61,7 @@ def test_gae_equals_an_independent_sum_over_the_sampled_tokens(garbage: float) -
         rewards, values = draw.normal(size=mask.shape) * mask, draw.normal(size=mask.shape)
         raw, returns = compacted_gae(rewards, values, mask, gamma, lam)
         values[mask == 0] = garbage
-        found = gae(
-            torch.from_numpy(rewards), torch.from_numpy(values), torch.from_numpy(mask), gamma=gamma, lam=lam
-        )
+        found = gae(torch.from_numpy(rewards), torch.from_numpy(values), torch.from_numpy(mask), gamma=gamma, lam=lam)
         np.testing.assert_allclose(found.raw_BT.numpy(), raw, atol=1e-12)
         np.testing.assert_allclose(found.returns_BT.numpy(), returns, atol=1e-12)
 

@@ -13,17 +13,18 @@ import pytest
 from record_builders import trajectory
 
 from atlas_rl.errors import RecordError
+from atlas_rl.records.shard import END_MARKER
 from atlas_rl.records.store import TrajectoryStore, TrajectoryWriter
 from atlas_rl.records.trajectory import Trajectory, TrajectoryHeader
 from atlas_rl.records.vocabulary import TerminalReason
 
 
 def shard_of(folder: Path, *rows: Trajectory, close: bool = True) -> Path:
-    writer = TrajectoryWriter(folder, "w")
-    for row in rows:
-        writer.append(row)
-    if close:
-        writer.close()
+    with TrajectoryWriter(folder, "w") as writer:
+        for row in rows:
+            writer.append(row)
+    if not close:  # as a writer leaves it that was killed between two rows
+        writer.path.write_bytes(writer.path.read_bytes().removesuffix(END_MARKER))
     return writer.path
 
 

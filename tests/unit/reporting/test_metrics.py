@@ -1,6 +1,7 @@
 """A metrics line is whole, or known to be cut."""
 
 import json
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 
@@ -12,10 +13,9 @@ from atlas_rl.reporting.metrics import MetricsLog, read_metrics
 
 
 def log_of(path: Path, *steps: int) -> Path:
-    log = MetricsLog(path)
-    for step in steps:
-        log.write(step, {"loss": step / 4})
-    log.close()
+    with closing(MetricsLog(path)) as log:
+        for step in steps:
+            log.write(step, {"loss": step / 4})
     return path
 
 
@@ -31,30 +31,31 @@ def test_each_step_is_one_line_with_its_time(tmp_path: Path) -> None:
 
 
 def test_numbers_of_numpy_and_booleans_are_numbers(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path / "m.jsonl")
-    log.write(1, {"a": np.float32(0.5), "b": np.int64(7), "c": True, "d": 2})
+    with closing(MetricsLog(tmp_path / "m.jsonl")) as log:
+        log.write(1, {"a": np.float32(0.5), "b": np.int64(7), "c": True, "d": 2})
     (line,) = read_metrics(tmp_path / "m.jsonl").lines
     assert {key: line[key] for key in "abcd"} == {"a": 0.5, "b": 7, "c": 1, "d": 2}
 
 
 def test_a_value_that_is_not_finite_becomes_null_and_is_named(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path / "m.jsonl")
-    log.write(1, {"a": float("nan"), "b": float("-inf"), "c": 1.0})
+    with closing(MetricsLog(tmp_path / "m.jsonl")) as log:
+        log.write(1, {"a": float("nan"), "b": float("-inf"), "c": 1.0})
     (line,) = read_metrics(tmp_path / "m.jsonl").lines
     assert (line["a"], line["b"], line["c"], line["nonfinite"]) == (None, None, 1.0, ["a", "b"])
 
 
 @pytest.mark.parametrize("value", ["0.5", None, [1.0], np.zeros(2)])
 def test_what_is_no_number_is_refused_and_nothing_is_written(tmp_path: Path, value: object) -> None:
-    log = MetricsLog(tmp_path / "m.jsonl")
-    with pytest.raises(RecordError, match=r"step 3: metric 'a' is .*; log numbers only"):
+    match = r"step 3: metric 'a' is .*; log numbers only"
+    with closing(MetricsLog(tmp_path / "m.jsonl")) as log, pytest.raises(RecordError, match=match):
         log.write(3, {"a": value})
     assert (tmp_path / "m.jsonl").read_bytes() == b""
 
 
 def test_a_metric_cannot_take_the_place_of_the_step(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match="metric 'step' uses a reserved key"):
-        MetricsLog(tmp_path / "m.jsonl").write(3, {"step": 4})
+    match = "metric 'step' uses a reserved key"
+    with closing(MetricsLog(tmp_path / "m.jsonl")) as log, pytest.raises(RecordError, match=match):
+        log.write(3, {"step": 4})
 
 
 def test_a_file_cut_at_any_byte_gives_its_whole_lines_before_and_after_a_resume(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The summary comes from the stored records alone."""
 
+from contextlib import closing
 from math import sqrt
 from pathlib import Path
 
@@ -78,10 +79,10 @@ def test_a_step_drawn_again_by_a_resume_counts_once(tmp_path: Path) -> None:
 
 
 def test_the_largest_value_of_each_invariant_is_read_from_the_metrics(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path / "metrics.jsonl")
-    log.write(1, {"reward/mapping_sum_error_max": 0.0, "reward/decomposition_error_max": float("nan"), "loss": 4})
-    log.write(2, {"reward/mapping_sum_error_max": 2.0, "reward/decomposition_error_max": 0.0})
-    log.write(3, {"reward/mapping_sum_error_max": 1.0, "protocol/violations_in_batch": 0})
+    with closing(MetricsLog(tmp_path / "metrics.jsonl")) as log:
+        log.write(1, {"reward/mapping_sum_error_max": 0.0, "reward/decomposition_error_max": float("nan"), "loss": 4})
+        log.write(2, {"reward/mapping_sum_error_max": 2.0, "reward/decomposition_error_max": 0.0})
+        log.write(3, {"reward/mapping_sum_error_max": 1.0, "protocol/violations_in_batch": 0})
     assert summarise_run(tmp_path).invariant_max == {
         "reward/mapping_sum_error_max": 2.0,
         "reward/decomposition_error_max": None,
@@ -92,8 +93,8 @@ def test_the_largest_value_of_each_invariant_is_read_from_the_metrics(tmp_path: 
 def test_what_a_kill_cut_short_is_reported(tmp_path: Path) -> None:
     shard = store(tmp_path / "train", trajectory("a"), trajectory("b"))
     shard.write_bytes(shard.read_bytes()[:-100])
-    log = MetricsLog(tmp_path / "metrics.jsonl")
-    log.write(1, {"a": 1})
+    with closing(MetricsLog(tmp_path / "metrics.jsonl")) as log:
+        log.write(1, {"a": 1})
     (tmp_path / "metrics.jsonl").write_bytes((tmp_path / "metrics.jsonl").read_bytes()[:-5])
     summary = summarise_run(tmp_path)
     assert summary.num_training_episodes == 1

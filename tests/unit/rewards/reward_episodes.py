@@ -30,9 +30,7 @@ class Turn:
     cost: str = "0"
 
 
-def explore(
-    tokens: int = 3, *, shows: int = 2, cost: str = "0", answer: str = "B", right: bool = False
-) -> Turn:
+def explore(tokens: int = 3, *, shows: int = 2, cost: str = "0", answer: str = "B", right: bool = False) -> Turn:
     """Explore that reveals ``answer``; ``shows=0`` drops the observation."""
     payload = {"answer": answer, "reasoning": "", "timed_out": not answer, "is_correct": right}
     return Turn(kind=EventKind.EXPLORE, tokens=tokens, observation=shows, payload=payload, cost=cost)
@@ -113,7 +111,7 @@ def grade(verdict: Verdict) -> Grade:
 CORRECT, WRONG, NO_ANSWER = grade(Verdict.CORRECT), grade(Verdict.WRONG), grade(Verdict.NO_ANSWER)
 
 
-def shaped(config: RewardConfig = RewardConfig()) -> RewardConfig:  # noqa: B008
+def shaped(config: RewardConfig = RewardConfig()) -> RewardConfig:
     """Return the config with one potential, which the test passes to ``score``."""
     return replace(config, potentials=(("table", Decimal(1)),))
 

@@ -90,15 +90,16 @@ def test_the_record_of_explore_submit_says_who_did_what_where() -> None:
         payload={"answer": "B", "reasoning": "because B", "timed_out": False, "is_correct": False},
         payload_nonempty=True, tool_response="B",
         observation_appended=True, observation_offset=4, observation_length=3,
-    )
+    )  # fmt: skip
     assert submitted == Event(
         index=1, turn_id=1, kind=EventKind.SUBMIT, action_start_offset=7, action_end_offset=11,
         explore_k=None, candidate_idx=None, prefix_before=1, prefix_after=1, charged_cost_usd=Decimal(0),
         payload={"answer": "B"}, payload_nonempty=True, tool_response="",
         observation_appended=False, observation_offset=None, observation_length=0,
-    )
+    )  # fmt: skip
     assert [(call.turn_id, call.name, call.arguments, call.valid) for call in episode.proposed_calls] == [
-        (0, "explore", {}, True), (1, "submit", {"answer": "B"}, True),
+        (0, "explore", {}, True),
+        (1, "submit", {"answer": "B"}, True),
     ]
 
 
@@ -108,7 +109,8 @@ def test_an_action_starts_after_its_free_text_and_ends_with_its_end_token() -> N
     #                              0   1    2     3    4     5    6     7  8     9   10   11    12     13    14
     assert result.response_ids == (HE, LLO, CALL, EXP, DONE, END, GLUE, B, NEXT, HE, LLO, CALL, SUB_A, DONE, END)
     assert [(event.action_start_offset, event.action_end_offset) for event in result.episode.events] == [
-        (2, 6), (11, 15),
+        (2, 6),
+        (11, 15),
     ]
 
 
@@ -125,7 +127,9 @@ def test_each_request_holds_the_whole_stream_and_asks_for_what_is_left() -> None
     play(generate, limits=budget(20))
     prompt, first, second = (BOS, Q, MARK, ASK), (*EXPLORE, GLUE, B, NEXT), (*EXPLORE, GLUE, A, NEXT)
     assert [tuple(request.prompt_ids) for request in generate.requests] == [
-        prompt, prompt + first, prompt + first + second,
+        prompt,
+        prompt + first,
+        prompt + first + second,
     ]
     assert [request.max_tokens for request in generate.requests] == [20, 13, 6]
     assert {request.request_id for request in generate.requests} == {"u1_0_a0"}
@@ -287,7 +291,9 @@ def test_each_generation_runs_under_the_grammar_of_its_state() -> None:
     assert [request.structural_tag for request in generate.requests] == [each.structural_tag for each in states]
     assert [generation.grammar_hash for generation in episode.generations] == [each.sha256 for each in states]
     assert [generation.allowed_tools for generation in episode.generations] == [
-        ("explore", "submit"), ("explore", "submit"), ("submit",),
+        ("explore", "submit"),
+        ("explore", "submit"),
+        ("submit",),
     ]
 
 
@@ -333,9 +339,7 @@ def test_a_prompt_at_the_limit_is_played_whole() -> None:
 
 def test_a_prompt_over_the_limit_is_refused_before_anything_is_sampled() -> None:
     generate = script()
-    message = (
-        r"^row 'q1': its prompt has 4 tokens, limits\.max_prompt_length=3; raise the limit or drop the row$"
-    )
+    message = r"^row 'q1': its prompt has 4 tokens, limits\.max_prompt_length=3; raise the limit or drop the row$"
     with pytest.raises(DataError, match=message):
         play(generate, limits=Limits(max_prompt_length=3))
     assert generate.requests == []

@@ -29,7 +29,7 @@ class ByteTokenizer:
 
     @property
     def added_tokens_decoder(self) -> Mapping[int, Any]:
-        return {self.backend_tokenizer.token_to_id(text): text for text in CONTROL}
+        return {self.backend_tokenizer.token_to_id(text): AddedToken(text, special=True) for text in CONTROL}
 
     def apply_chat_template(self, conversation: Any, **kwargs: Any) -> str:
         names = " ".join(tool["function"]["name"] for tool in kwargs["tools"] or [])
@@ -82,7 +82,9 @@ def test_the_stream_is_the_chat_as_the_template_writes_it() -> None:
         "<|im_start|>user\nQ?<|im_end|>\n<|im_start|>assistant\n"
     )
     assert TOKENIZER.decode(result.response_ids) == (
-        "hm " + EXPLORE + "\n<|im_start|>user\n<tool_response>\nB\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+        "hm "
+        + EXPLORE
+        + "\n<|im_start|>user\n<tool_response>\nB\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
         + SUBMIT
     )
     on_mask = [token for token, bit in zip(result.response_ids, result.response_mask, strict=True) if bit]

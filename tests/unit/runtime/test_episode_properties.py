@@ -40,8 +40,14 @@ from atlas_rl.runtime.limits import Limits
 NO_REWARD = {name: "" if name == "subset" else 0 for name in Breakdown.model_fields}
 TEXT = st.lists(st.sampled_from([HE, LLO, ord("<"), ord("x")]), max_size=5).map(tuple)
 ACTION = st.one_of(
-    st.just(EXPLORE), st.just(EXPLORE), st.just(EXPLORE), st.just(SUBMIT_A), st.just(SUBMIT_B),
-    st.just((END,)), st.just((CALL, BAD, DONE, END)), st.just((*EXPLORE[:-1], *SUBMIT_A)),
+    st.just(EXPLORE),
+    st.just(EXPLORE),
+    st.just(EXPLORE),
+    st.just(SUBMIT_A),
+    st.just(SUBMIT_B),
+    st.just((END,)),
+    st.just((CALL, BAD, DONE, END)),
+    st.just((*EXPLORE[:-1], *SUBMIT_A)),
 )
 FAULT = st.sampled_from([RuntimeError("boom"), "empty", "short of logprobs", "too long"])
 TURN = st.tuples(TEXT, ACTION).map(lambda parts: parts[0] + parts[1])
@@ -78,13 +84,20 @@ def trajectory(result: EpisodeResult) -> Trajectory:
     same = ("run_id", "uid", "session_id", "attempt_id", "benchmark", "question_id", "permutation_id")
     return Trajectory(
         **{name: getattr(episode, name) for name in (*same, "candidate_fingerprint", "num_turns")},
-        data_source="toy", partition=Partition.TRAIN, global_steps=3,
-        prompt_ids=result.prompt_ids, response_ids=result.response_ids,
-        response_logprobs=result.response_logprobs, response_mask=result.response_mask,
-        reward_score=0.0, reward=Breakdown.model_validate(NO_REWARD),
-        reward_trace=(), ground_truth="A",
+        data_source="toy",
+        partition=Partition.TRAIN,
+        global_steps=3,
+        prompt_ids=result.prompt_ids,
+        response_ids=result.response_ids,
+        response_logprobs=result.response_logprobs,
+        response_mask=result.response_mask,
+        reward_score=0.0,
+        reward=Breakdown.model_validate(NO_REWARD),
+        reward_trace=(),
+        ground_truth="A",
         grade=Grade(grader="exact", version="1", verdict=Verdict.NO_ANSWER, seconds=0, detail=""),
-        written_at="2026-01-01T00:00:00.000000Z", episode=episode,
+        written_at="2026-01-01T00:00:00.000000Z",
+        episode=episode,
     )
 
 

@@ -24,7 +24,12 @@ def test_a_limit_that_is_no_positive_integer_is_refused_by_name_and_value(name: 
 )
 def test_an_identity_that_no_record_can_hold_is_refused_by_name(name: str, value: Any) -> None:
     facts: dict[str, Any] = {
-        "run_id": "r", "uid": "u", "session_id": 0, "attempt_id": 0, "global_steps": 0, "run_seed": 0
+        "run_id": "r",
+        "uid": "u",
+        "session_id": 0,
+        "attempt_id": 0,
+        "global_steps": 0,
+        "run_seed": 0,
     }
     with pytest.raises(ConfigError, match=rf"^identity\.{name} must be"):
         Identity(**(facts | {name: value}))

@@ -15,8 +15,10 @@ def check(
     ids: tuple[Any, ...], max_tokens: int, *, logprobs: tuple[Any, ...] | None = None, vocab_size: int | None = 10
 ) -> tuple[Finish, FinishSource]:
     sampled = Sampled(
-        token_ids=ids, logprobs=(-0.5,) * len(ids) if logprobs is None else logprobs,
-        weight_version=0, num_cached_tokens=None,
+        token_ids=ids,
+        logprobs=(-0.5,) * len(ids) if logprobs is None else logprobs,
+        weight_version=0,
+        num_cached_tokens=None,
     )
     return check_sampled(sampled, max_tokens=max_tokens, stop_ids=(END, OTHER_END), vocab_size=vocab_size)
 

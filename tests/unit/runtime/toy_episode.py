@@ -27,12 +27,17 @@ VOCAB_SIZE = 280
 A, B, Q, MARK = ord("A"), ord("B"), ord("Q"), ord("?")
 
 TEXTS = {
-    CALL: "<tool_call>", DONE: "</tool_call>", END: "<|im_end|>", PAD: "<|endoftext|>",
+    CALL: "<tool_call>",
+    DONE: "</tool_call>",
+    END: "<|im_end|>",
+    PAD: "<|endoftext|>",
     EXP: '\n{"name": "explore", "arguments": {}}\n',
     SUB_A: '\n{"name": "submit", "arguments": {"answer": "A"}}\n',
     SUB_B: '\n{"name": "submit", "arguments": {"answer": "B"}}\n',
     BAD: '\n{"name": "submit", "arguments": {"answer": 7}}\n',
-    HE: "he", LLO: "llo", HELLO: "hello",
+    HE: "he",
+    LLO: "llo",
+    HELLO: "hello",
 }
 
 EXPLORE = (CALL, EXP, DONE, END)
@@ -68,16 +73,24 @@ def tool(name: str, **properties: Any) -> Tool:
 
 def toy_benchmark(**changes: Any) -> Benchmark:
     surface: dict[str, Any] = {
-        "name": "toy", "system_prompt": "", "explore": tool("explore"), "submission_field": "answer",
+        "name": "toy",
+        "system_prompt": "",
+        "explore": tool("explore"),
+        "submission_field": "answer",
         "submit": tool("submit", answer={"type": "string"}),
-        "observation": "{answer}", "timed_out_observation": "-", "grader": "exact",
+        "observation": "{answer}",
+        "timed_out_observation": "-",
+        "grader": "exact",
     }
     return Benchmark(**(surface | changes))
 
 
 def candidate(answer: str, **changes: Any) -> Candidate:
     facts: dict[str, Any] = {
-        "answer": answer, "reasoning": f"because {answer}", "cost_usd": "0.01", "timed_out": False,
+        "answer": answer,
+        "reasoning": f"because {answer}",
+        "cost_usd": "0.01",
+        "timed_out": False,
         "is_correct": answer == "A",
     }
     return Candidate(**(facts | changes))
@@ -86,16 +99,26 @@ def candidate(answer: str, **changes: Any) -> Candidate:
 def toy_row(answers: str = "BA", **changes: Any) -> Row:
     """A row with one candidate a letter; "A" is right."""
     facts: dict[str, Any] = {
-        "question_id": "q1", "question": "Q?", "benchmark": "toy", "permutation_id": "p0",
-        "max_explores": len(answers), "candidates": tuple(candidate(answer) for answer in answers),
-        "ground_truth": "A", "data_source": "toy",
+        "question_id": "q1",
+        "question": "Q?",
+        "benchmark": "toy",
+        "permutation_id": "p0",
+        "max_explores": len(answers),
+        "candidates": tuple(candidate(answer) for answer in answers),
+        "ground_truth": "A",
+        "data_source": "toy",
     }
     return Row(**(facts | changes))
 
 
 def identity(**changes: Any) -> Identity:
     facts: dict[str, Any] = {
-        "run_id": "run", "uid": "u1", "session_id": 0, "attempt_id": 0, "global_steps": 3, "run_seed": 11,
+        "run_id": "run",
+        "uid": "u1",
+        "session_id": 0,
+        "attempt_id": 0,
+        "global_steps": 3,
+        "run_seed": 11,
     }
     return Identity(**(facts | changes))
 
@@ -103,8 +126,10 @@ def identity(**changes: Any) -> Identity:
 def sampled(*ids: int, **changes: Any) -> Sampled:
     """A generation whose logprobs tell the places apart: -0.5, -1.5, ..."""
     facts: dict[str, Any] = {
-        "token_ids": ids, "logprobs": tuple(-0.5 - place for place in range(len(ids))),
-        "weight_version": 3, "num_cached_tokens": None,
+        "token_ids": ids,
+        "logprobs": tuple(-0.5 - place for place in range(len(ids))),
+        "weight_version": 3,
+        "num_cached_tokens": None,
     }
     return Sampled(**(facts | changes))
 
@@ -144,8 +169,12 @@ def grammar(toy: Benchmark | None = None) -> Mapping[EpisodeState, StateGrammar]
     }
     return {
         state: StateGrammar(
-            state=state, tools=tools, structural_tag=f"tag of {state}",
-            shortest_calls=(), longest_call_bytes=None, max_text_chars=None,
+            state=state,
+            tools=tools,
+            structural_tag=f"tag of {state}",
+            shortest_calls=(),
+            longest_call_bytes=None,
+            max_text_tokens=None,
         )
         for state, tools in allowed.items()
     }
@@ -162,9 +191,14 @@ async def play_async(
     """Run one episode of the toy row; ``changes`` replace arguments of run_episode."""
     row, benchmark = row or toy_row(), benchmark or toy_benchmark()
     arguments: dict[str, Any] = {
-        "grammar": grammar(benchmark), "tokens": TOKENS, "template": ToyTemplate(), "decode": decode,
-        "limits": limits or Limits(max_response_length=100), "identity": identity(),
-        "sampling": Sampling(temperature=1.0, top_p=1.0, top_k=-1, seed=None), "vocab_size": VOCAB_SIZE,
+        "grammar": grammar(benchmark),
+        "tokens": TOKENS,
+        "template": ToyTemplate(),
+        "decode": decode,
+        "limits": limits or Limits(max_response_length=100),
+        "identity": identity(),
+        "sampling": Sampling(temperature=1.0, top_p=1.0, top_k=-1, seed=None),
+        "vocab_size": VOCAB_SIZE,
     }
     return await run_episode(row=row, benchmark=benchmark, generate=generate, **(arguments | changes))
 
