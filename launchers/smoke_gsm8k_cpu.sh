@@ -8,7 +8,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 SOLUTIONS="${1:?give SOLUTIONS_JSONL, the file of model solutions}"
 MODEL="${2:?give MODEL_DIR, a model folder; it is made if absent}"
 shift 2
-scripts/setup cpu
+scripts/setup cpu smollm2
 export PATH="$PWD/.venv/bin:$PATH"
 SEED="${SEED:-0}"
 RUN="${RUN:-smoke-gsm8k-$(date -u +%Y%m%d-%H%M%S)}"

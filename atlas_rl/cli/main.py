@@ -80,7 +80,7 @@ def data_gsm8k(
 @model_app.command("tiny")
 def model_tiny(
     out: Out,
-    demonstrations: Annotated[Path, typer.Option(help="Parquet of questions to demonstrate, none of them in training.")],
+    demonstrations: Annotated[Path, typer.Option(help="Parquet of questions to demonstrate; train on others.")],
     seed: Seed = 0,
 ) -> None:
     """Build a tiny Qwen3 with its own tokenizer and warm-start it on demonstrations that explore too long."""

@@ -83,7 +83,7 @@ class RunConsole:
                 view = {key: metrics.get(f"{benchmark}/overall/{key}", float("nan")) for key in _SHOWN}
                 shown = " ".join(f"{key} {value:.3f}" for key, value in view.items())
                 faults = metrics[f"{benchmark}/overall/infrastructure_errors"]
-                self.line(f"validation at step {step}: {benchmark} {count:.0f} episodes | {shown} | faults {faults:.0f}")
+                self.line(f"validation {step}: {benchmark} {count:.0f} episodes | {shown} | faults {faults:.0f}")
 
     def seconds(self) -> float:
         """Wall seconds since the console was made."""

@@ -123,7 +123,7 @@ def _load_value_model(
     )
     head = getattr(model, VALUE_HEAD)
     if not isinstance(head, torch.nn.Linear) or head.out_features != 1:
-        raise TrainingError(f"critic {local_path}: expected a linear layer {VALUE_HEAD!r} with one output, found {head}")
+        raise TrainingError(f"critic {local_path}: {VALUE_HEAD!r} must be a linear layer with one output, is {head}")
     std = float(getattr(model_config, "value_head_std", 0.0))
     generator = torch.Generator().manual_seed(int(getattr(model_config, "value_head_seed", 0)))
     with torch.no_grad():

@@ -192,7 +192,6 @@ class AtlasTrainer(PPOTrainerSync):  # type: ignore[misc]
         before = None if self._head_is_checked else (self._digests("critic"), self._digests("actor"))
         batch = super()._update_critic(batch, metrics)
         self.critic_updates += self._num_updates(batch, self.config.critic)
-        metrics["training/critic_updates"] = self.critic_updates
         if before is not None:
             self._check_critic_update(*before)
             self._head_is_checked = True
@@ -225,7 +224,6 @@ class AtlasTrainer(PPOTrainerSync):  # type: ignore[misc]
             batch = super()._update_actor(_put_masks(batch, "policy_mask"), metrics)
             batch = _put_masks(batch, "sampled_mask")
             self.actor_updates += self._num_updates(batch, self.config.actor_rollout_ref.actor)
-        metrics["training/actor_updates"] = self.actor_updates
         self.console.update_stage("weights")
         return batch
 
@@ -243,6 +241,8 @@ class AtlasTrainer(PPOTrainerSync):  # type: ignore[misc]
         if real:
             super()._compute_metrics(rows, metrics, timing_raw, global_steps, epoch)
         breakdowns = [facts.extra[i]["breakdown"] for i in real]
+        metrics["training/actor_updates"] = self.actor_updates
+        metrics["training/critic_updates"] = self.critic_updates
         metrics["train/infrastructure_errors"] = metrics["protocol/infrastructure_errors_in_batch"]
         metrics["train/utility_mean"] = _mean(row["utility"] for row in breakdowns)
         metrics["train/acc_mean"] = _mean(row["acc"] for row in breakdowns)

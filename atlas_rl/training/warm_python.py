@@ -57,7 +57,7 @@ class WarmPython:
         """Fork the server; everything that its forks should have must be imported by now.
 
         Args:
-            folder: An existing folder for the server's socket; its path must be short (a socket's is at most 107 bytes).
+            folder: An existing folder for the server's socket, whose path may have at most 107 bytes.
 
         Raises:
             TrainingError: a thread runs already, which a fork would lose in the middle of whatever it holds.
