@@ -189,6 +189,13 @@ def _check_room(config: Any, key: str, engine: str) -> None:
 
 
 def _check_engine(config: Any) -> None:
+    chunked = f"{ROLLOUT}.enable_chunked_prefill"
+    is_chunked = OmegaConf.select(config, chunked)
+    if OmegaConf.select(config, "trainer.device") == "cpu" and is_chunked is not False:
+        raise ConfigError(
+            f"{chunked}={shown(is_chunked)}: vLLM's CPU engine dies when it cuts the prefill of a request that has a "
+            f"seed, as ours all have; set {chunked}=false"
+        )
     tokens, rows = f"{ROLLOUT}.max_num_batched_tokens", f"{ROLLOUT}.max_num_seqs"
     if count(config, tokens) < count(config, rows):
         raise ConfigError(

@@ -5,11 +5,13 @@ import json
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import torch
 from rich.progress import track
 
 from atlas_rl.errors import ConfigError
@@ -45,15 +47,15 @@ class WarmStartConfig:
     )
     """Its stops in the first steps. Short episodes teach a fresh model to copy an answer far sooner than long ones;
     the steps after them teach when the demonstrator stops. None: no such steps."""
-    primer_steps: int = 150
+    primer_steps: int = 130
     """Optimizer steps on ``primer_stop``."""
-    num_steps: int = 260
+    num_steps: int = 210
     """Optimizer steps on ``stop``."""
     batch_episodes: int = 16
     """Demonstrations a step."""
-    most_primer_demonstrations: int = 1600
+    most_primer_demonstrations: int = 1200
     """Different demonstrations that the primer steps draw on, in passes of a new order each."""
-    most_demonstrations: int = 3200
+    most_demonstrations: int = 2600
     """The same for the steps after them. Playing one costs milliseconds, as much as training on it a few times."""
     micro_batch_tokens: int = 16384
     """Most tokens, padding included, in one forward pass."""
@@ -69,6 +71,9 @@ class WarmStartConfig:
     """Of them, rows that the trained model plays itself, at temperature 1 and without a grammar."""
     limits: Limits = field(default_factory=lambda: Limits(max_prompt_length=1024, max_response_length=1024))
     """Budgets of the demonstrations."""
+    num_threads: int | None = 1
+    """Torch threads while it trains and measures; None leaves them as they are. A second thread saves so small a model
+    a tenth of a step at best and makes it ten times slower on busy cores, where the threads wait for each other."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -86,6 +91,8 @@ class WarmStartConfig:
                 f"warm_start.primer_steps must be at least 0 and num_check_episodes lie in 0..num_held_out, got "
                 f"{self.primer_steps}, {self.num_check_episodes}"
             )
+        if self.num_threads is not None and self.num_threads < 1:
+            raise ConfigError(f"warm_start.num_threads must be at least 1 or None, got {self.num_threads}")
         if not 1 <= self.answer_weight < math.inf:
             raise ConfigError(f"warm_start.answer_weight must be at least 1, got {self.answer_weight}")
         if not 0 < self.learning_rate < math.inf:
@@ -151,22 +158,15 @@ def warm_start(
     curriculum, num_demonstrations = asyncio.run(_curriculum(protocol, train_rows, settings))
     held_out = asyncio.run(_play(protocol, held_out_rows, settings.stop, len(held_out_rows), settings, "held out"))
     demonstrated = time.perf_counter()
-    losses = train(
-        model,
-        curriculum,
-        batch_episodes=settings.batch_episodes,
-        micro_batch_tokens=settings.micro_batch_tokens,
-        learning_rate=settings.learning_rate,
-        rise_steps=settings.rise_steps,
-        answer_weight=settings.answer_weight,
-    )
-    trained = time.perf_counter()
-    round_to_stored(model, model_dir)
-    measured = measure(model, held_out, settings.micro_batch_tokens)
-    check = None
-    if settings.num_check_episodes:
+    with _torch_threads(settings.num_threads):
+        losses = _fit(model, curriculum, settings)
+        trained = time.perf_counter()
+        round_to_stored(model, model_dir)
+        measured = measure(model, held_out, settings.micro_batch_tokens)
         check_rows = held_out_rows[: settings.num_check_episodes]
-        check = asyncio.run(check_episodes(model, protocol, check_rows, settings.limits, settings.seed))
+        check = None
+        if check_rows:
+            check = asyncio.run(check_episodes(model, protocol, check_rows, settings.limits, settings.seed))
     report = WarmStartReport(
         num_steps=len(losses),
         num_demonstrations=num_demonstrations,
@@ -182,6 +182,28 @@ def warm_start(
     save_model(model.to(stored_dtype(model_dir)), tokenizer, out_dir)
     (out_dir / REPORT).write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
     return report
+
+
+@contextmanager
+def _torch_threads(num_threads: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _fit(model: Any, curriculum: Sequence[Demonstration], settings: WarmStartConfig) -> list[float]:
+    return train(
+        model,
+        curriculum,
+        batch_episodes=settings.batch_episodes,
+        micro_batch_tokens=settings.micro_batch_tokens,
+        learning_rate=settings.learning_rate,
+        rise_steps=settings.rise_steps,
+        answer_weight=settings.answer_weight,
+    )
 
 
 async def _curriculum(

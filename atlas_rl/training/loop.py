@@ -204,6 +204,7 @@ def _output(trajectory: Trajectory, scored: Scored, digest: str | None, here: Su
             "min_global_steps": versions[0],
             "max_global_steps": versions[-1],
             "record_sha256": digest,
+            "error": episode.error,
             "is_fault": fault,
             "is_capped": episode.terminal_reason in CUT_BY_LENGTH_CAP,
             "breakdown": scored.breakdown.model_dump(mode="json"),

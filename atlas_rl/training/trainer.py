@@ -30,7 +30,7 @@ from atlas_rl.training.workers import AtlasActorWorker, AtlasTrainingWorker
 
 logger = logging.getLogger(__name__)
 
-POLL_SECONDS = 0.05
+POLL_SECONDS = 0.2
 """How often the trainer looks for finished episodes; verl's 2 s would be a floor under every short step."""
 
 _ZERO_REQUIRED = (
@@ -50,6 +50,7 @@ class AtlasTrainer(PPOTrainerSync):  # type: ignore[misc]
         self.actor_updates = 0
         self.critic_updates = 0
         self._head_is_checked = False
+        self._drawn: tuple[tuple[str, int], int] = (("", -1), 0)
         super().__init__(config)
 
     # ------------------------------------------------------------------ set-up
@@ -79,11 +80,17 @@ class AtlasTrainer(PPOTrainerSync):  # type: ignore[misc]
     def uids(self, partition: str, question_ids: list[str]) -> np.ndarray[Any, Any]:
         """[len(question_ids)] one name a drawn question, reproducible from the run's seed.
 
-        Episode seeds derive from it. No underscore: verl splits keys there.
+        Episode seeds derive from it. No underscore: verl splits keys there. Places go on over all draws of a step, so
+        that a question drawn twice gets two names.
         """
+        drawn = (partition, self.global_steps)
+        if self._drawn[0] != drawn:
+            self._drawn = (drawn, 0)
+        first = self._drawn[1]
+        self._drawn = (drawn, first + len(question_ids))
         names = [
             hashlib.sha256(f"{self.atlas.run.seed} {partition} {self.global_steps} {place} {name}".encode()).hexdigest()
-            for place, name in enumerate(question_ids)
+            for place, name in enumerate(question_ids, first)
         ]
         return np.array([name[:32] for name in names], dtype=object)
 
@@ -135,6 +142,7 @@ class AtlasTrainer(PPOTrainerSync):  # type: ignore[misc]
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         self.console.update_stage("advantage")
         facts = self._facts(batch)
+        self._require_an_episode(facts)
         wanted = ["response_mask", "rm_scores", "values", "old_log_probs", "ref_log_prob"]
         fields = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=wanted)
         nested_mask = fields["response_mask"]
@@ -154,6 +162,15 @@ class AtlasTrainer(PPOTrainerSync):  # type: ignore[misc]
         nested["sampled_mask"] = nested_mask
         self._report_batch(facts, padded, result, nested_mask, metrics)
         return _put(batch, nested)
+
+    def _require_an_episode(self, facts: BatchFacts) -> None:
+        """A batch of nothing but faults has nothing to learn from, and the next one would hardly be better."""
+        if not facts.real:
+            errors = [extra["error"] for extra, padding in zip(facts.extra, facts.is_padding, strict=True) if not padding]
+            raise TrainingError(
+                f"step {self.global_steps}: all {len(errors)} episodes ended in infrastructure_error; the first: "
+                f"{errors[0] if errors else 'unknown'}"
+            )
 
     def _kl_penalised(self, padded: TensorDict, metrics: dict[str, Any]) -> torch.Tensor:
         padded["token_level_scores"] = padded["rm_scores"]

@@ -27,7 +27,7 @@ from atlas_rl.tasks.urn import UrnConfig, make_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 NUM_QUESTIONS, NUM_SESSIONS, NUM_VAL, NUM_STEPS = 4, 4, 8, 2
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

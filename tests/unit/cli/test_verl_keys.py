@@ -143,6 +143,12 @@ def test_the_demo_is_accepted() -> None:
             f"{R}.tensor_model_parallel_size * {R}.data_parallel_size = 2 does not divide the 1 ranks of "
             "trainer.n_gpus_per_node * trainer.nnodes; choose a divisor",
         ),
+        (
+            f"{R}.enable_chunked_prefill",
+            True,
+            f"{R}.enable_chunked_prefill=true: vLLM's CPU engine dies when it cuts the prefill of a request that has a "
+            f"seed, as ours all have; set {R}.enable_chunked_prefill=false",
+        ),
         (f"{R}.temperature", 0, f"{R}.temperature must be a number above 0, got 0"),
         (
             f"{R}.val_kwargs.do_sample",

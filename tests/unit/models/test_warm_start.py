@@ -137,7 +137,9 @@ def test_weights_are_rounded_to_the_dtype_that_the_folder_stores(small_dir: Path
 
 
 def test_a_warm_start_writes_a_model_folder_and_its_report(small_dir: Path, tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
     report = warm_start(small_dir, tmp_path / "warm", urn_rows(20), urn(), QUICK)
+    assert torch.get_num_threads() == threads
     assert (report.num_steps, report.num_demonstrations) == (5, 2 * 4 + 3 * 4)
     stored = json.loads((tmp_path / "warm" / "warm_start.json").read_text())
     assert stored["train_loss"] == report.train_loss
@@ -164,7 +166,8 @@ def test_rows_that_are_all_held_out_leave_nothing_to_train_on(small_dir: Path, t
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"num_steps": 0}, {"answer_weight": 0.5}, {"primer_steps": -1}, {"learning_rate": 0.0}]
+    "wrong",
+    [{"num_steps": 0}, {"num_threads": 0}, {"answer_weight": 0.5}, {"primer_steps": -1}, {"learning_rate": 0.0}],
 )
 def test_an_impossible_setting_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"warm_start.{next(iter(wrong))}"):
