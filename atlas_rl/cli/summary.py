@@ -21,13 +21,13 @@ def print_summary(run: Path, *, val_file: Path | None, label: str, seconds: floa
     for line in summary.torn:
         print(f"torn: {line}")
     for validation in summary.validations:
-        print(f"validation at step {validation.step}: utility {_with_error(validation.utility)}, "
-              f"{validation.utility.count} episodes, {validation.infrastructure_errors} infrastructure errors")
+        print(
+            f"validation at step {validation.step}: utility {_with_error(validation.utility)}, "
+            f"{validation.utility.count} episodes, {validation.infrastructure_errors} infrastructure errors"
+        )
     if summary.utility_gain is not None:
         print(f"utility gain, paired by question: {_with_error(summary.utility_gain)}")
-    zeros: dict[str, float | None] = {
-        name: summary.invariant_max.get(metric) for name, metric in _ZEROS.items()
-    }
+    zeros: dict[str, float | None] = {name: summary.invariant_max.get(metric) for name, metric in _ZEROS.items()}
     zeros["violations"] = summary.protocol_violations
     parts = [f"steps={summary.num_training_steps}", f"episodes={summary.num_training_episodes}"]
     parts += [f"{name}={value:g}" if value is not None else f"{name}=unknown" for name, value in zeros.items()]
@@ -63,5 +63,3 @@ def _reward_of(run: Path) -> dict[str, object]:
 def _with_error(estimate: Estimate) -> str:
     error = "unknown" if estimate.standard_error is None else f"{estimate.standard_error:.4f}"
     return f"{estimate.mean:.4f} (standard error {error})"
-
-

@@ -47,15 +47,15 @@ class WarmStartConfig:
     )
     """Its stops in the first steps. Short episodes teach a fresh model to copy an answer far sooner than long ones;
     the steps after them teach when the demonstrator stops. None: no such steps."""
-    primer_steps: int = 130
+    primer_steps: int = 150
     """Optimizer steps on ``primer_stop``."""
-    num_steps: int = 210
+    num_steps: int = 260
     """Optimizer steps on ``stop``."""
     batch_episodes: int = 16
     """Demonstrations a step."""
-    most_primer_demonstrations: int = 1200
+    most_primer_demonstrations: int = 1600
     """Different demonstrations that the primer steps draw on, in passes of a new order each."""
-    most_demonstrations: int = 2600
+    most_demonstrations: int = 3200
     """The same for the steps after them. Playing one costs milliseconds, as much as training on it a few times."""
     micro_batch_tokens: int = 16384
     """Most tokens, padding included, in one forward pass."""

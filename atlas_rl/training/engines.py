@@ -102,7 +102,8 @@ class AtlasValueEngine(_AtlasEngine, transformer_impl.FSDPEngineWithValueHead): 
         # verl's builder looks the loader up by name at call time; it has no parameter for it.
         loader, verl_model.load_valuehead_model = verl_model.load_valuehead_model, _load_value_model
         try:
-            return super()._build_module()
+            module: torch.nn.Module = super()._build_module()
+            return module
         finally:
             verl_model.load_valuehead_model = loader
 
@@ -118,7 +119,7 @@ def _load_value_model(
     local_path: str, torch_dtype: torch.dtype, model_config: object, trust_remote_code: bool
 ) -> torch.nn.Module:
     """Load the critic with the attention that its config names, and set its head."""
-    model = AutoModelForTokenClassification.from_pretrained(
+    model: torch.nn.Module = AutoModelForTokenClassification.from_pretrained(
         local_path, dtype=torch_dtype, config=model_config, trust_remote_code=trust_remote_code
     )
     head = getattr(model, VALUE_HEAD)

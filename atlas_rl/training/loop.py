@@ -213,5 +213,3 @@ def _output(trajectory: Trajectory, scored: Scored, digest: str | None, here: Su
             "mapped_slots_minus_events": mapped_slots_minus_events(trajectory.reward_trace, episode),
         },
     )
-
-

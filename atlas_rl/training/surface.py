@@ -39,9 +39,7 @@ def surface(benchmark_spec: str, tokenizer: Any, config: RuntimeConfig) -> Surfa
         _surfaces[benchmark_spec] = Surface(
             benchmark=benchmark,
             tokens=tokens,
-            template=ChatTemplate(
-                tokenizer, tokens, template_kwargs={"enable_thinking": config.enable_thinking}
-            ),
+            template=ChatTemplate(tokenizer, tokens, template_kwargs={"enable_thinking": config.enable_thinking}),
             grammar=BenchmarkGrammar.from_benchmark(benchmark, tokens),
             grader=grader_for(benchmark.grader, time_limit_seconds=config.grader_timeout_seconds),
             vocab_size=len(tokenizer),

@@ -55,8 +55,7 @@ def start_ray(config: Any, executable: Path | None) -> None:
     """Start or join Ray with verl's runtime environment, the run's own and ``ray_kwargs.ray_init``."""
     if ray.is_initialized():
         return
-    given = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
-    assert isinstance(given, dict)
+    given: Any = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
     own = given.pop("runtime_env", None) or {}
     environment = get_ppo_ray_runtime_env(config)
     environment["env_vars"]["TRANSFER_QUEUE_ENABLE"] = "1"

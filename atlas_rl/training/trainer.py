@@ -166,7 +166,8 @@ class AtlasTrainer(PPOTrainerSync):  # type: ignore[misc]
     def _require_an_episode(self, facts: BatchFacts) -> None:
         """A batch of nothing but faults has nothing to learn from, and the next one would hardly be better."""
         if not facts.real:
-            errors = [extra["error"] for extra, padding in zip(facts.extra, facts.is_padding, strict=True) if not padding]
+            rows = zip(facts.extra, facts.is_padding, strict=True)
+            errors = [extra["error"] for extra, is_padding in rows if not is_padding]
             raise TrainingError(
                 f"step {self.global_steps}: all {len(errors)} episodes ended in infrastructure_error; the first: "
                 f"{errors[0] if errors else 'unknown'}"

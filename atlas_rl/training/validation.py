@@ -47,9 +47,7 @@ class Validation:
         tags = [{"is_prompt": True, "status": "pending", "global_steps": self._step} for _ in uids]
         tq.kv_batch_put(keys=uids, partition_id="val", tags=tags)
         trainer.agent_loop_manager.generate_sequences(batch)
-        finished, _ = trainer.replay_buffer.sample(
-            global_steps=self._step, partition_id="val", batch_size=len(uids)
-        )
+        finished, _ = trainer.replay_buffer.sample(global_steps=self._step, partition_id="val", batch_size=len(uids))
         tq.kv_clear(keys=finished.keys, partition_id="val")
         return len(uids) * int(trainer.config.actor_rollout_ref.rollout.val_kwargs.n)
 

