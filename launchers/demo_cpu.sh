@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The main job on a machine without a GPU: a tiny policy that explores too long learns to stop, with real verl and vLLM.
-# Needs git, Python 3.11 or 3.12, 2 cores, 16 GiB.  Usage: launchers/demo_cpu.sh [hydra overrides...]; SEED=N, RUN=NAME.
+# Needs git, Python 3.11 or 3.12, 2 cores, 24 GiB.  Usage: launchers/demo_cpu.sh [hydra overrides...]; SEED=N, RUN=NAME.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 scripts/setup cpu

@@ -4,10 +4,10 @@
 # SOLUTIONS_JSONL is example_model_solutions.jsonl of grade-school-math. MODEL_DIR is a Hugging Face folder with the tool
 # tokens; if it does not exist yet, SmolLM2-135M-Instruct is converted and warm-started into it.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-SOLUTIONS="${1:?give SOLUTIONS_JSONL, the file of model solutions}"
-MODEL="${2:?give MODEL_DIR, a model folder; it is made if absent}"
+SOLUTIONS="$(realpath "${1:?give SOLUTIONS_JSONL, the file of model solutions}")"
+MODEL="$(realpath -m "${2:?give MODEL_DIR, a model folder; it is made if absent}")"
 shift 2
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
 scripts/setup cpu smollm2
 export PATH="$PWD/.venv/bin:$PATH"
 SEED="${SEED:-0}"

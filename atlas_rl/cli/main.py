@@ -96,7 +96,9 @@ def model_tiny(
     with tempfile.TemporaryDirectory() as scratch:
         fresh = Path(scratch) / "fresh"
         num_parameters = build_tiny_model(fresh, benchmark=benchmark, rows=rows[:512], seed=seed)
-        report = warm_start(fresh, out, rows, benchmark, WarmStartConfig(seed=seed))
+        started = Path(scratch) / "started"
+        report = warm_start(fresh, started, rows, benchmark, WarmStartConfig(seed=seed))
+        _move_whole(started, out)
     typer.echo(
         f"{out}: {num_parameters} parameters, warm start {report.wall_seconds:.0f} s, "
         f"held-out loss {report.held_out_loss:.3f} nats, answers as demonstrated {report.answer_probability:.3f}"
@@ -123,14 +125,16 @@ def model_smollm2(
         converted = Path(scratch) / "converted"
         added = convert_smollm2(converted, seed=seed)
         settings = smollm2_warm_start(num_steps=num_steps, seed=seed)
-        report = warm_start(converted, out, rows, load_benchmark(rows[0].benchmark), settings)
+        started = Path(scratch) / "started"
+        report = warm_start(converted, started, rows, load_benchmark(rows[0].benchmark), settings)
+        _move_whole(started, out)
     typer.echo(f"{out}: added {' '.join(added)}, held-out loss {report.held_out_loss:.3f} nats")
 
 
 @demo_app.command("prepare")
 def demo_prepare(out: Out, seed: Seed = 0) -> None:
     """Write the demo's questions and its warm-started model, unless they are there."""
-    if (out / "model" / "config.json").is_file():
+    if (out / "model").is_dir():
         typer.echo(f"{out}: already prepared")
         return
     from atlas_rl.tasks.urn import UrnConfig
@@ -161,6 +165,19 @@ def run_summary(
 
     if not print_summary(run, val_file=val_file, label=label, seconds=seconds):
         raise typer.Exit(1)
+
+
+def _move_whole(folder: Path, out: Path) -> None:
+    """Put a finished folder in its place, so that an interrupted command leaves none that looks finished."""
+    import shutil
+
+    if out.exists():
+        raise ConfigError(f"{out} is there already; remove it or choose another --out")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_name(f"{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.move(folder, partial)
+    partial.rename(out)
 
 
 @app.command("schema")

@@ -1,14 +1,21 @@
 """The last line of a run: its promises and its utility, read back from the records."""
 
+from collections.abc import Iterable
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
+from atlas_rl.records.store import TrajectoryStore
+from atlas_rl.records.trajectory import TrajectoryHeader
 from atlas_rl.reporting.manifest import read_manifest
-from atlas_rl.reporting.summary import Estimate, summarise_run
+from atlas_rl.reporting.summary import Estimate, RunSummary, summarise_run
 from atlas_rl.rewards.config import RewardConfig
+from atlas_rl.rewards.invariants import RowErrors, mapped_slots_minus_events, mapping_sum_error
+from atlas_rl.rewards.placement import token_rewards
+from atlas_rl.rewards.potentials import compose
+from atlas_rl.rewards.score import score
 
-_ZEROS = {
-    "violations": "protocol/violations_in_batch",
+_LOGGED = {
     "mapping_error": "reward/mapping_sum_error_max",
     "decomposition_error": "reward/decomposition_error_max",
     "slots_error": "reward/mapped_slots_minus_events_max",
@@ -18,6 +25,7 @@ _ZEROS = {
 def print_summary(run: Path, *, val_file: Path | None, label: str, seconds: float | None) -> bool:
     """Print a run's validations and its last line; return whether every promise holds."""
     summary = summarise_run(run)
+    reward = RewardConfig.from_mapping(_config_of(run)["atlas"]["reward"])
     for line in summary.torn:
         print(f"torn: {line}")
     for validation in summary.validations:
@@ -27,20 +35,47 @@ def print_summary(run: Path, *, val_file: Path | None, label: str, seconds: floa
         )
     if summary.utility_gain is not None:
         print(f"utility gain, paired by question: {_with_error(summary.utility_gain)}")
-    zeros: dict[str, float | None] = {name: summary.invariant_max.get(metric) for name, metric in _ZEROS.items()}
-    zeros["violations"] = summary.protocol_violations
+    zeros = _zeros(summary, recomputed_errors((row.decode() for row in TrajectoryStore(run).headers()), reward))
     parts = [f"steps={summary.num_training_steps}", f"episodes={summary.num_training_episodes}"]
     parts += [f"{name}={value:g}" if value is not None else f"{name}=unknown" for name, value in zeros.items()]
-    if summary.validations:
-        parts.append(f"utility_before={summary.validations[0].utility.mean:.4f}")
-        parts.append(f"utility_after={summary.validations[-1].utility.mean:.4f}")
+    by_step = {validation.step: validation.utility.mean for validation in summary.validations}
+    if by_step:
+        parts.append(f"utility_before={by_step[0]:.4f}" if 0 in by_step else "utility_before=unknown")
+        parts.append(f"utility_after={by_step[max(by_step)]:.4f}")
     if val_file is not None:
-        fixed, optimum = urn_bounds(val_file, RewardConfig.from_mapping(_reward_of(run)))
+        fixed, optimum = urn_bounds(val_file, reward)
         parts += [f"fixed={float(fixed):.4f}", f"optimum={float(optimum):.4f}"]
     if seconds is not None:
         parts.append(f"seconds={seconds:.0f}")
     print(f"{label}: {' '.join(parts)}")
     return all(value == 0 for value in zeros.values())
+
+
+def recomputed_errors(store: Iterable[TrajectoryHeader], reward: RewardConfig) -> RowErrors:
+    """The largest invariant of each kind over stored rows: scored again, against the rewards that were placed.
+
+    A breakdown that differs from the stored one counts as a decomposition error of at least 1.
+    """
+    potential = compose(reward.potentials)
+    worst = RowErrors(0.0, 0.0, 0)
+    for row in store:
+        scored = score(row.episode, row.grade, config=reward, potential=potential, subset=row.reward.subset)
+        placed = token_rewards(row.reward_trace, row.episode.response_tokens)
+        worst = RowErrors(
+            max(worst.mapping_sum_error, mapping_sum_error(placed, scored.breakdown, row.episode)),
+            max(worst.decomposition_error, scored.decomposition_error, float(scored.breakdown != row.reward)),
+            max(worst.mapped_slots_minus_events, mapped_slots_minus_events(row.reward_trace, row.episode), key=abs),
+        )
+    return worst
+
+
+def _zeros(summary: RunSummary, recomputed: RowErrors) -> dict[str, float | None]:
+    """Each promise's worst figure, of what the trainer logged and what the records give; None if never logged."""
+    zeros: dict[str, float | None] = {"violations": summary.protocol_violations}
+    for (name, metric), again in zip(_LOGGED.items(), recomputed, strict=True):
+        logged = summary.invariant_max.get(metric)
+        zeros[name] = None if logged is None else max(logged, float(again), key=abs)
+    return zeros
 
 
 def urn_bounds(val_file: Path, reward: RewardConfig) -> tuple[Fraction, Fraction]:
@@ -54,10 +89,8 @@ def urn_bounds(val_file: Path, reward: RewardConfig) -> tuple[Fraction, Fraction
     return best_fixed(urns).value, mean_value([optimal_value(urn) for urn in urns])
 
 
-def _reward_of(run: Path) -> dict[str, object]:
-    config = read_manifest(run / "run.json").config
-    reward: dict[str, object] = config["atlas"]["reward"]
-    return reward
+def _config_of(run: Path) -> dict[str, Any]:
+    return read_manifest(run / "run.json").config
 
 
 def _with_error(estimate: Estimate) -> str:

@@ -5,10 +5,14 @@ Exit codes: 0 trained, 1 refused or failed, 2 a command line that cannot be read
 
 import os
 import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from atlas_rl.cli.composition import compose
-from atlas_rl.errors import AtlasError, UsageError
+from atlas_rl.errors import AtlasError, TrainingError, UsageError
 
 
 def set_environment(values: dict[str, str]) -> None:
@@ -54,7 +58,28 @@ def run(config: Any) -> None:
         folder.enter()
         from atlas_rl.training.task_runner import train
 
-        train(config, folder.atlas, console)
+        with one_line_errors(folder.log):
+            train(config, folder.atlas, console)
+
+
+@contextmanager
+def one_line_errors(log: Path) -> Iterator[None]:
+    """Turn whatever ends a run into one line that names the log, where the traceback goes.
+
+    Raises:
+        AtlasError: as raised on purpose, or a TrainingError for anything else.
+    """
+    try:
+        yield
+    except AtlasError:
+        traceback.print_exc()
+        raise
+    except KeyboardInterrupt:
+        raise TrainingError(f"interrupted; what was stored stays, raw output is in {log}") from None
+    except Exception as error:
+        traceback.print_exc()
+        said = next((line for line in str(error).splitlines()[::-1] if line.strip()), "no message")
+        raise TrainingError(f"{type(error).__name__}: {said.strip()}; its traceback is in {log}") from error
 
 
 def main() -> None:

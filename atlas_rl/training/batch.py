@@ -93,8 +93,18 @@ def row_tensors(facts: BatchFacts, values_BT: Tensor, result: LossInputs, length
     return arrays
 
 
+def step_manifest(facts: BatchFacts, step: int) -> dict[str, Any]:
+    """What a step's folder holds: every row with the digest of its record, None if ``train_fraction`` left it out."""
+    rows = [
+        {"row": key.rsplit("_", 1)[0], "record_sha256": extra["record_sha256"], "is_fault": extra["is_fault"]}
+        for key, extra, padding in zip(facts.keys, facts.extra, facts.is_padding, strict=True)
+        if not padding
+    ]
+    return {"step": step, "num_rows": len(rows), "rows": sorted(rows, key=lambda row: str(row["row"]))}
+
+
 def invariant_errors(facts: BatchFacts, rewards_BT: Tensor) -> list[RowErrors]:
-    """The invariants of every row that is an episode, from the rewards as they reached the trainer.
+    """The invariants of every row but padding, from the rewards as they reached the trainer.
 
     Args:
         facts: What the rollout says of each row, the rewards that its breakdown owes included.

@@ -47,7 +47,10 @@ class RunConsole:
             columns = (
                 TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
             )  # fmt: skip
-            self._progress = Progress(*columns, console=self._console, transient=True)
+            # Without redirection: rich would send what libraries print to the terminal, past the log.
+            self._progress = Progress(
+                *columns, console=self._console, transient=True, redirect_stdout=False, redirect_stderr=False
+            )
             self._progress.start()
             self._task = self._progress.add_task(name, total=total)
         assert self._task is not None

@@ -16,9 +16,7 @@ from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp import transformer_impl
 
 from atlas_rl.errors import ConfigError, TrainingError
-
-VALUE_HEAD = "score"
-"""The classifier layer of every Hugging Face token-classification model: hidden size to one value."""
+from atlas_rl.training.update_check import VALUE_HEAD
 
 
 def _lora_config(model_config: object, task_type: TaskType, *, modules_to_save: list[str] | None) -> LoraConfig:

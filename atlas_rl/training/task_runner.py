@@ -1,6 +1,7 @@
 """Runs one training job in this process: Ray, TransferQueue, trainer, agent loop."""
 
 import importlib
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import transfer_queue as tq
 from omegaconf import OmegaConf
 from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
+from atlas_rl.errors import ConfigError
 from atlas_rl.training.config import AtlasConfig
 from atlas_rl.training.console import RunConsole
 from atlas_rl.training.rollout import AtlasAgentLoopManager
@@ -35,11 +37,16 @@ _WORKER_MODULES = (
 
 
 @contextmanager
-def warm_workers(atlas: AtlasConfig) -> Iterator[Path | None]:
+def warm_workers(config: Any, atlas: AtlasConfig) -> Iterator[Path | None]:
     """Fork the server that worker processes are forked from, if the run wants it; before Ray, which starts threads."""
     if not atlas.run.warm_workers:
         yield None
         return
+    if os.environ.get("RAY_ADDRESS") or config.ray_kwargs.ray_init.get("address"):
+        raise ConfigError(
+            "atlas.run.warm_workers=true starts a Ray cluster of its own, but RAY_ADDRESS or "
+            "ray_kwargs.ray_init.address names one to join; unset it or set atlas.run.warm_workers=false"
+        )
     for name in _WORKER_MODULES:
         importlib.import_module(name)
     forget_ray_job()
@@ -72,9 +79,8 @@ def train(config: Any, atlas: AtlasConfig, console: RunConsole) -> None:
 
     verl runs its task in one more actor; here the driver is the task, which saves a process and its imports.
     """
-    config.transfer_queue.enable = True
     OmegaConf.resolve(config)
-    with warm_workers(atlas) as executable:
+    with warm_workers(config, atlas) as executable:
         console.line(f"libraries imported after {console.seconds():.0f} s")
         start_ray(config, executable)
         try:
@@ -91,5 +97,8 @@ def train(config: Any, atlas: AtlasConfig, console: RunConsole) -> None:
                 )
             )
         finally:
-            tq.close()
-            ray.shutdown()
+            console.end_stage()
+            try:
+                tq.close()
+            finally:
+                ray.shutdown()

@@ -1,6 +1,7 @@
 """verl's synchronous PPO trainer with this project's rows, masks, advantages, checks and validation."""
 
 import hashlib
+import json
 import logging
 from typing import Any
 
@@ -20,11 +21,20 @@ from verl.workers.utils.padding import response_to_nested
 from atlas_rl.errors import TrainingError
 from atlas_rl.objective.metrics import advantage_metrics, capmask_metrics
 from atlas_rl.records.breakdown import Breakdown
+from atlas_rl.reporting.manifest import write_atomically
 from atlas_rl.reporting.metrics import MetricsLog
 from atlas_rl.rewards.batch_metrics import batch_metrics
-from atlas_rl.training.batch import BatchFacts, LossInputs, invariant_errors, loss_inputs, row_tensors
+from atlas_rl.training.batch import (
+    BatchFacts,
+    LossInputs,
+    invariant_errors,
+    loss_inputs,
+    row_tensors,
+    step_manifest,
+)
 from atlas_rl.training.config import AtlasConfig
 from atlas_rl.training.console import RunConsole
+from atlas_rl.training.update_check import check_critic_update
 from atlas_rl.training.validation import Validation
 from atlas_rl.training.workers import AtlasActorWorker, AtlasTrainingWorker
 
@@ -32,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
 """How often the trainer looks for finished episodes; verl's 2 s would be a floor under every short step."""
+
+_NO_VIOLATION = "protocol/violations_in_batch"
 
 _ZERO_REQUIRED = (
     "reward/mapping_sum_error_max",
@@ -102,12 +114,9 @@ class AtlasTrainer(PPOTrainerSync):  # type: ignore[misc]
 
     # ------------------------------------------------------------------ one step
 
-    def on_sample_end(self) -> None:
-        """Let the engine sleep and show that training begins."""
-        super().on_sample_end()
-
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         self._require_whole_batch(batch)
+        self._require_an_episode(self._facts(batch))
         self.console.update_stage("log-probs")
         return super()._compute_old_log_prob(batch, metrics)
 
@@ -142,14 +151,13 @@ class AtlasTrainer(PPOTrainerSync):  # type: ignore[misc]
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         self.console.update_stage("advantage")
         facts = self._facts(batch)
-        self._require_an_episode(facts)
         wanted = ["response_mask", "rm_scores", "values", "old_log_probs", "ref_log_prob"]
         fields = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=wanted)
         nested_mask = fields["response_mask"]
         padded = fields.to_padded_tensor()
         rewards = padded["rm_scores"]
         if self.config.algorithm.use_kl_in_reward:
-            rewards = self._kl_penalised(padded, metrics)
+            rewards = self._kl_penalised(padded, facts, metrics)
         result = loss_inputs(
             rewards, padded["values"].float(), padded["response_mask"], facts,
             gamma=self.config.algorithm.gamma, lam=self.config.algorithm.lam,
@@ -173,13 +181,16 @@ class AtlasTrainer(PPOTrainerSync):  # type: ignore[misc]
                 f"{errors[0] if errors else 'unknown'}"
             )
 
-    def _kl_penalised(self, padded: TensorDict, metrics: dict[str, Any]) -> torch.Tensor:
-        padded["token_level_scores"] = padded["rm_scores"]
+    def _kl_penalised(self, padded: TensorDict, facts: BatchFacts, metrics: dict[str, Any]) -> torch.Tensor:
+        """Token rewards less the KL penalty, over the rows that train: verl's mean KL must not see the others."""
+        rows = padded[facts.real]
+        rows["token_level_scores"] = rows["rm_scores"]
         data, kl_metrics = apply_kl_penalty(
-            DataProto(batch=padded), kl_ctrl=self.kl_ctrl_in_reward, kl_penalty=self.config.algorithm.kl_penalty
+            DataProto(batch=rows), kl_ctrl=self.kl_ctrl_in_reward, kl_penalty=self.config.algorithm.kl_penalty
         )
         metrics.update(kl_metrics)
-        rewards: torch.Tensor = data.batch["token_level_rewards"]
+        rewards: torch.Tensor = padded["rm_scores"].clone()
+        rewards[facts.real] = data.batch["token_level_rewards"]
         return rewards
 
     def _report_batch(
@@ -196,22 +207,33 @@ class AtlasTrainer(PPOTrainerSync):  # type: ignore[misc]
         folder = self.atlas.run.folder / "train" / f"step_{self.global_steps}"
         folder.mkdir(parents=True, exist_ok=True)
         np.savez(folder / "tensors.npz", **row_tensors(facts, padded["values"], result, lengths))
-        wrong = {name: own[name] for name in _ZERO_REQUIRED if own[name] != 0}
+        manifest = step_manifest(facts, self.global_steps)
+        write_atomically(folder / "manifest.json", json.dumps(manifest, indent=1).encode())
+        required = (*_ZERO_REQUIRED, *([_NO_VIOLATION] if self.atlas.runtime.grammar else []))
+        wrong = {name: own[name] for name in required if own[name] != 0}
         if wrong:
+            self.metrics_log.write(self.global_steps, own)
             raise TrainingError(
-                f"step {self.global_steps}: {wrong} must be exactly 0: the rewards on the tokens are not the ones that "
-                f"the records earned; the step's records are in {folder}"
+                f"step {self.global_steps}: {wrong} must be exactly 0: what ran is not what the grammar allows, or the "
+                f"rewards on the tokens are not those that the records earned; the step's records are in {folder}"
             )
 
     # ------------------------------------------------------------------ updates
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         self.console.update_stage("critic")
-        before = None if self._head_is_checked else (self._digests("critic"), self._digests("actor"))
+        # A warm-up of the rate makes the first update one of rate 0: then the second is the first that can change.
+        is_checked = self._head_is_checked or (self.critic_updates == 0 and _has_warm_up(self.config.critic.optim))
+        before = None if is_checked else (self._digests("critic"), self._digests("actor"))
         batch = super()._update_critic(batch, metrics)
         self.critic_updates += self._num_updates(batch, self.config.critic)
-        if before is not None:
-            self._check_critic_update(*before)
+        if before is not None and np.isfinite(metrics["critic/grad_norm"]):
+            check_critic_update(
+                critic_before=before[0],
+                critic_after=self._digests("critic"),
+                actor_before=before[1],
+                actor_after=self._digests("actor"),
+            )
             self._head_is_checked = True
         return batch
 
@@ -219,15 +241,6 @@ class AtlasTrainer(PPOTrainerSync):  # type: ignore[misc]
         group = self.critic_wg if model == "critic" else self.actor_rollout_wg
         digests: list[dict[str, str]] = group.trainable_digests()
         return digests
-
-    def _check_critic_update(self, critic: list[dict[str, str]], actor: list[dict[str, str]]) -> None:
-        """The first critic update must move the value head and must not touch the actor."""
-        heads = [name for name in critic[0] if "score" in name]
-        now = self._digests("critic")
-        if not heads or any(rank[name] == now[place][name] for place, rank in enumerate(critic) for name in heads):
-            raise TrainingError(f"critic: its value head {heads} did not change in its first update; it is frozen")
-        if self._digests("actor") != actor:
-            raise TrainingError("critic: its first update changed the actor's trainable tensors")
 
     def _num_updates(self, batch: KVBatchMeta, model: Any) -> int:
         mini_batch = model.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
@@ -288,6 +301,10 @@ def _put_masks(batch: KVBatchMeta, source: str) -> KVBatchMeta:
     """Let ``source`` be the mask that losses read; verl reads two fields of the same content."""
     mask = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[source])[source]
     return _put(batch, {"response_mask": mask, "loss_mask": mask})
+
+
+def _has_warm_up(optim: Any) -> bool:
+    return bool(optim.lr_warmup_steps > 0 or optim.lr_warmup_steps_ratio > 0)
 
 
 def _mean(values: Any) -> float:

@@ -22,6 +22,7 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 from atlas_rl.errors import TrainingError
@@ -73,7 +74,7 @@ class WarmPython:
         self._server = os.fork()
         if self._server == 0:
             os.close(held_by_driver)
-            _serve(listener, driver_alive)
+            _never_return(_serve, listener, driver_alive)
         listener.close()
         os.close(driver_alive)
         self._held_by_driver = held_by_driver
@@ -107,9 +108,19 @@ def _serve(listener: socket.socket, driver_alive: int) -> None:
         if os.fork() == 0:
             listener.close()
             os.close(driver_alive)
-            _attend(connection)
+            _never_return(_attend, connection)
         connection.close()
         _reap()
+
+
+def _never_return(work: Callable[..., None], *arguments: object) -> None:
+    """Run the work of a fork and end the process: it must never unwind into its copy of the driver's stack."""
+    try:
+        work(*arguments)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
 
 
 def _reap() -> None:
@@ -130,7 +141,10 @@ def _attend(connection: socket.socket) -> None:
         _become(request, descriptors)
     for descriptor in descriptors:
         os.close(descriptor)
-    connection.sendall(json.dumps({"pid": pid}).encode() + b"\n")
+    try:
+        connection.sendall(json.dumps({"pid": pid}).encode() + b"\n")
+    except ConnectionError:  # the client was killed while it waited
+        os.kill(pid, signal.SIGKILL)
 
     def end_with_client() -> None:
         with contextlib.suppress(ConnectionError):
@@ -182,6 +196,8 @@ def _become(request: dict[str, object], descriptors: list[int]) -> None:
         sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
         sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
         random.seed()
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed()
         if EXECUTABLE_VARIABLE in os.environ:
             multiprocessing.set_executable(os.environ[EXECUTABLE_VARIABLE])
         code = _run(arguments)

@@ -41,12 +41,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The artifacts of a finished run."""
-    work = tmp_path_factory.mktemp("run")
-    write_rows(make_rows(UrnConfig(), 64, 0, "train-"), "urn", work / "train.parquet")
-    write_rows(make_rows(UrnConfig(), NUM_VAL, 1, "val-"), "urn", work / "val.parquet")
+def train_command(work: Path, model: Path, *more: str) -> list[str]:
     overrides = [
         "experiment=urn_demo", "atlas.run.id=job", f"atlas.run.artifacts_dir={work}/artifacts",
         f"atlas.run.logs_dir={work}/logs", f"data.train_files={work}/train.parquet",
@@ -55,7 +50,16 @@ def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         f"actor_rollout_ref.actor.ppo_mini_batch_size={NUM_QUESTIONS}", f"critic.ppo_mini_batch_size={NUM_QUESTIONS}",
         f"trainer.total_training_steps={NUM_STEPS}", f"trainer.test_freq={NUM_STEPS}", "trainer.critic_warmup=2",
     ]  # fmt: skip
-    command = [sys.executable, "-m", "atlas_rl.cli.train", *overrides]
+    return [sys.executable, "-m", "atlas_rl.cli.train", *overrides, *more]
+
+
+@pytest.fixture(scope="module")
+def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The artifacts of a finished run."""
+    work = tmp_path_factory.mktemp("run")
+    write_rows(make_rows(UrnConfig(), 64, 0, "train-"), "urn", work / "train.parquet")
+    write_rows(make_rows(UrnConfig(), NUM_VAL, 1, "val-"), "urn", work / "val.parquet")
+    command = train_command(work, model)
     finished = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=900)
     log = work / "logs" / "job.attempt0.log"
     tail = log.read_text(errors="replace")[-4000:] if log.is_file() else ""
@@ -157,15 +161,9 @@ def test_the_summary_reads_the_same_promises_back(run: Path):
 
 
 def test_a_second_run_of_the_same_id_is_refused_before_ray_starts(run: Path, model: Path):
-    work = run.parents[1]
-    overrides = [
-        "experiment=urn_demo", "atlas.run.id=job", f"atlas.run.artifacts_dir={work}/artifacts",
-        f"atlas.run.logs_dir={work}/logs", f"data.train_files={work}/train.parquet",
-        f"data.val_files={work}/val.parquet", f"actor_rollout_ref.model.path={model}", "data.train_batch_size=5",
-    ]  # fmt: skip
-    command = [sys.executable, "-m", "atlas_rl.cli.train", *overrides]
+    command = train_command(run.parents[1], model, "trainer.test_freq=1")
     refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert refused.returncode == 1
     assert refused.stderr.count("\n") == 1
     assert "run.json" in refused.stderr
-    assert "data.train_batch_size" in refused.stderr
+    assert "trainer.test_freq=2, now 1" in refused.stderr
