@@ -93,6 +93,6 @@ class Verdict(StrEnum):
     NO_ANSWER = "no_answer"
     """Nothing was submitted, so no grader ran."""
     UNJUDGED = "unjudged"
-    """The grader could not be asked or gave no usable answer."""
+    """The grader could not be asked or gave no usable answer: the row becomes an infrastructure_error."""
     TIMEOUT = "grader_timeout"
     """The grader was stopped at its time limit; counts as wrong and is counted."""

@@ -8,7 +8,6 @@ import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
 
 from atlas_rl.data.parquet import row_from_extra_info
-from atlas_rl.errors import AtlasError
 from atlas_rl.grading.grader import no_answer_grade
 from atlas_rl.records.episode import Episode, Sampling
 from atlas_rl.records.trajectory import Grade, Trajectory
@@ -25,6 +24,7 @@ from atlas_rl.training.config import AtlasConfig, atlas_config
 from atlas_rl.training.generate import ServerGenerate
 from atlas_rl.training.sink import TrajectorySink
 from atlas_rl.training.surface import Surface, surface
+from atlas_rl.training.unjudged import fault_if_unjudged
 
 
 class AtlasOutput(AgentLoopOutput):  # type: ignore[misc]
@@ -130,15 +130,12 @@ class AtlasSequentialLoop(AgentLoopBase):  # type: ignore[misc]
 
 
 async def _graded(result: EpisodeResult, row: Row, here: Surface) -> tuple[Grade, Episode]:
-    """The grade of the submit; a grader that fails makes the row an infrastructure_error, not a wrong answer."""
+    """The grade of the submit; an answer that could not be judged is a fault of the row, not a wrong answer."""
     episode = result.episode
     if result.submitted_answer is None or episode.terminal_reason is TerminalReason.INFRASTRUCTURE_ERROR:
         return no_answer_grade(), episode
-    try:
-        return await here.grader.grade(result.submitted_answer, row.ground_truth), episode
-    except AtlasError as error:
-        faulty = {"terminal_reason": TerminalReason.INFRASTRUCTURE_ERROR, "error": str(error)}
-        return no_answer_grade(), episode.model_copy(update=faulty)
+    grade = await here.grader.grade(result.submitted_answer, row.ground_truth)
+    return grade, fault_if_unjudged(episode, grade)
 
 
 def _trajectory(
