@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 
 from atlas_rl.cli.dataset_files import DatasetFile, benchmarks_of, check_batch_fits, read_datasets
 from atlas_rl.cli.model_folder import ModelFolder, read_model_folder, read_tokenizer_folder
+from atlas_rl.cli.policy_keys import check_policy_keys
 from atlas_rl.cli.prompts import (
     Protocol,
     check_prompts,
@@ -55,6 +56,7 @@ def preflight(config: Any, atlas: AtlasConfig) -> Prepared:
     compose(atlas.reward.potentials)
     actor = read_model_folder(f"{MODEL}.path", config.actor_rollout_ref.model.path)
     critic = read_model_folder("critic.model.path", config.critic.model.path)
+    check_policy_keys(config, atlas, actor.path)
     _check_context(config, actor)
     train, val = read_datasets(config, "data.train_files"), read_datasets(config, "data.val_files")
     check_batch_fits(config, train)

@@ -49,6 +49,7 @@ _PINNED: tuple[tuple[str, Any, str], ...] = (
     (f"{ROLLOUT}.name", "vllm", "structural tags are written for vLLM"),
     (f"{ROLLOUT}.mode", "async", "verl has no other mode"),
     (f"{ROLLOUT}.do_sample", True, "verl does not read it; use temperature=0 for greedy"),
+    (f"{ROLLOUT}.logprobs_mode", "processed_logprobs", "recorded log-probs are after mask and temperature"),
     (f"{ROLLOUT}.ignore_eos", False, "a turn ends with its end token"),
     (f"{ROLLOUT}.pipeline_model_parallel_size", 1, "verl runs vLLM without pipeline stages"),
     (f"{ROLLOUT}.multi_turn.max_assistant_turns", None, "use atlas.runtime.max_turns"),
@@ -76,6 +77,13 @@ def check_verl_keys(config: Any, *, is_constrained: bool) -> None:
         seen = OmegaConf.select(config, key)
         if seen != wanted or (isinstance(wanted, bool) and seen is not wanted):
             raise ConfigError(f"{key}={shown(seen)}: {reason}; set {key}={shown(wanted)}")
+    if (
+        OmegaConf.select(config, "trainer.val_only")
+        and OmegaConf.select(config, "trainer.val_before_train") is not True
+    ):
+        raise ConfigError(
+            "trainer.val_only=true: verl reads it only behind trainer.val_before_train=true and would train; set both"
+        )
     if is_constrained:
         _check_backend(config)
     for model in (MODEL, "critic.model"):

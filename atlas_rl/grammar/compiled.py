@@ -26,6 +26,7 @@ class Matcher:
         import xgrammar
 
         self._vocab_size = vocab_size
+        self._last_word = np.array([0xFFFFFFFF >> -vocab_size % 32], dtype=np.uint32).view(np.int32)[0]
         self._matcher = xgrammar.GrammarMatcher(compiled)
         self._bitmask = xgrammar.allocate_token_bitmask(1, vocab_size)
 
@@ -40,11 +41,18 @@ class Matcher:
 
     def allowed(self) -> NDArray[np.bool_]:
         """[V] True for each id that may come next; all False once complete."""
-        if self.is_complete:
-            return np.zeros(self._vocab_size, dtype=np.bool_)
-        self._matcher.fill_next_token_bitmask(self._bitmask, 0)
-        words = self._bitmask[0].numpy().view(np.uint8)
+        words = self.legal_words().view(np.uint8)
         return np.unpackbits(words, bitorder="little")[: self._vocab_size].astype(np.bool_)
+
+    def legal_words(self) -> NDArray[np.int32]:
+        """[W] the same, bit v % 32 of word v // 32 for id v; overwritten by the next call."""
+        words: NDArray[np.int32] = self._bitmask[0].numpy()
+        if self.is_complete:
+            words[:] = 0
+        else:
+            self._matcher.fill_next_token_bitmask(self._bitmask, 0)
+            words[-1] &= self._last_word
+        return words
 
 
 class CompiledStates:

@@ -8,13 +8,16 @@ from torch import Tensor
 from atlas_rl.errors import TrainingError
 
 
-def policy_mask(response_mask_BT: Tensor, capped_rows_B: Tensor, fault_rows_B: Tensor) -> Tensor:
+def policy_mask(
+    response_mask_BT: Tensor, capped_rows_B: Tensor, fault_rows_B: Tensor, forced_BT: Tensor | None = None
+) -> Tensor:
     """Tokens of the policy loss and of whitening.
 
     Args:
         response_mask_BT: 1 exactly on sampled tokens.
         capped_rows_B: bool, True for rows cut by the length cap.
         fault_rows_B: bool, True for rows that are an infrastructure error.
+        forced_BT: bool, True for tokens without a legal alternative, which teach nothing; None: they stay.
 
     Returns:
         [B, T] bool, True on sampled tokens of rows that are neither.
@@ -23,7 +26,14 @@ def policy_mask(response_mask_BT: Tensor, capped_rows_B: Tensor, fault_rows_B: T
         TrainingError: the shapes do not fit, or a mask is not made of 0 and 1.
     """
     _check_rows("capped_rows", response_mask_BT, capped_rows_B)
-    return value_mask(response_mask_BT, fault_rows_B) & ~capped_rows_B.bool()[:, None]
+    mask_BT = value_mask(response_mask_BT, fault_rows_B) & ~capped_rows_B.bool()[:, None]
+    if forced_BT is None:
+        return mask_BT
+    if forced_BT.shape != mask_BT.shape:
+        raise TrainingError(
+            f"response_mask of shape {tuple(mask_BT.shape)} needs forced of that shape, got {tuple(forced_BT.shape)}"
+        )
+    return mask_BT & ~forced_BT.bool()
 
 
 def value_mask(response_mask_BT: Tensor, fault_rows_B: Tensor) -> Tensor:

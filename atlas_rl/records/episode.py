@@ -43,6 +43,9 @@ class Generation(Record):
     grammar_hash: str | None
     """sha256 of the structural tag that constrained it, None if the grammar was off."""
     allowed_tools: tuple[str, ...]
+    forced: tuple[tuple[int, int], ...] | None = None
+    """Half-open ranges of places among its sampled tokens that had no legal alternative; None: sampled without a
+    grammar, or not looked at."""
     sampling: Sampling
     num_cached_tokens: int | None
     """Prompt tokens that the engine served from its prefix cache, None if it did not say."""
@@ -170,6 +173,12 @@ class Episode(Record):
                     f"inside the one before, which ends at {end}"
                 )
             end = generation.response_offset + generation.num_sampled
+            edges = [edge for forced in generation.forced or () for edge in forced]
+            if edges != sorted(set(edges)) or (edges and not 0 <= edges[0] < edges[-1] <= generation.num_sampled):
+                raise ValueError(
+                    f"{where}: generation {generation.turn_id} has forced={generation.forced}; ranges must ascend, not "
+                    f"touch, and lie in its {generation.num_sampled} tokens"
+                )
         if end > self.response_tokens:
             raise ValueError(f"{where}: generations end at {end}, beyond response_tokens={self.response_tokens}")
         spans = {g.turn_id: (g.response_offset, g.response_offset + g.num_sampled) for g in self.generations}
@@ -186,3 +195,12 @@ class Episode(Record):
     def sampled_spans(self) -> tuple[tuple[int, int], ...]:
         """[num_turns] half-open response ranges of the sampled tokens, one a generation."""
         return tuple((g.response_offset, g.response_offset + g.num_sampled) for g in self.generations)
+
+    @property
+    def forced_spans(self) -> tuple[tuple[int, int], ...]:
+        """Half-open response ranges of the sampled tokens that had no legal alternative."""
+        return tuple(
+            (g.response_offset + start, g.response_offset + end)
+            for g in self.generations
+            for start, end in g.forced or ()
+        )

@@ -42,6 +42,21 @@ class BatchFacts:
         return [place for place, fault in enumerate(self.is_fault) if not fault]
 
 
+def forced_tokens(facts: BatchFacts, like_BT: Tensor) -> Tensor:
+    """[B, T] bool, true on the sampled tokens that had no legal alternative.
+
+    Args:
+        facts: What the rollout says about each row.
+        like_BT: Gives the shape.
+    """
+    forced_BT = torch.zeros(like_BT.shape, dtype=torch.bool)
+    for place, (extra, padding) in enumerate(zip(facts.extra, facts.is_padding, strict=True)):
+        if not padding:  # a copy of another row's facts
+            for start, end in extra["forced_spans"]:
+                forced_BT[place, start:end] = True
+    return forced_BT
+
+
 @dataclass(frozen=True, slots=True)
 class LossInputs:
     """What leaves the trainer is what its losses used."""
@@ -57,7 +72,14 @@ class LossInputs:
 
 
 def loss_inputs(
-    rewards_BT: Tensor, values_BT: Tensor, mask_BT: Tensor, facts: BatchFacts, *, gamma: float, lam: float
+    rewards_BT: Tensor,
+    values_BT: Tensor,
+    mask_BT: Tensor,
+    facts: BatchFacts,
+    *,
+    gamma: float,
+    lam: float,
+    forced_BT: Tensor | None = None,
 ) -> LossInputs:
     """GAE over sampled tokens, whitened over policy tokens.
 
@@ -68,11 +90,12 @@ def loss_inputs(
         facts: Which rows are capped, faulty or padding.
         gamma: Discount of one sampled token.
         lam: GAE's lambda for one sampled token.
+        forced_BT: Tokens without an alternative, which then leave the policy's tokens; None: they stay.
     """
     is_fault_B = torch.tensor(facts.is_fault, dtype=torch.bool)
     sampled_BT = mask_BT.bool() & ~is_fault_B[:, None]
     raw_BT, returns_BT = gae(rewards_BT, values_BT, sampled_BT, gamma, lam)
-    policy_BT = policy_mask(sampled_BT, torch.tensor(facts.is_capped, dtype=torch.bool), is_fault_B)
+    policy_BT = policy_mask(sampled_BT, torch.tensor(facts.is_capped, dtype=torch.bool), is_fault_B, forced_BT)
     return LossInputs(raw_BT, whiten(raw_BT, policy_BT), returns_BT, policy_BT)
 
 

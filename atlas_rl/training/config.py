@@ -14,6 +14,14 @@ from atlas_rl.rewards.config import RewardConfig
 
 T = TypeVar("T")
 
+LOGPROB_MODES = ("full_vocab", "grammar")
+"""Values of ``atlas.policy.logprobs``."""
+
+LOGITS_CHANGED_BY: Mapping[str, float | None] = {
+    "final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0
+}  # fmt: skip
+"""Keys of config.json with which models change their logits after the head, and the value that changes nothing."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
@@ -79,11 +87,48 @@ class RuntimeConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyConfig:
+    """Which distribution the policy's log-probabilities are of, and which of its tokens train it."""
+
+    logprobs: str = "full_vocab"
+    """full_vocab: over all tokens, as verl has it; grammar: over the tokens that the grammar allowed at each place, the
+    distribution that was sampled. Reference log-probabilities and entropies follow it."""
+    train_forced_tokens: bool = True
+    """Whether tokens without a legal alternative are in the policy loss under full_vocab; under grammar they never
+    are, having nothing to learn."""
+    head_chunk_tokens: int | None = 1024
+    """Tokens whose logits exist at one time; None: verl's own head, which full_vocab alone can use."""
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown mode and a head that cannot give it.
+
+        Raises:
+            ConfigError: as said.
+        """
+        if self.logprobs not in LOGPROB_MODES:
+            raise ConfigError(f"atlas.policy.logprobs must be one of {', '.join(LOGPROB_MODES)}, got {self.logprobs!r}")
+        if self.head_chunk_tokens is None and self.logprobs == "grammar":
+            raise ConfigError(
+                "atlas.policy.logprobs=grammar needs the chunked head; set atlas.policy.head_chunk_tokens=1024"
+            )
+        if self.head_chunk_tokens is not None and self.head_chunk_tokens < 1:
+            raise ConfigError(
+                f"atlas.policy.head_chunk_tokens must be at least 1 or null, got {self.head_chunk_tokens}"
+            )
+
+    @property
+    def trains_forced_tokens(self) -> bool:
+        """Whether forced tokens are in the policy loss."""
+        return self.train_forced_tokens and self.logprobs == "full_vocab"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AtlasConfig:
     """Everything under ``atlas``."""
 
     run: RunConfig
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     env: dict[str, str] = field(default_factory=dict)
     """Environment variables that verl, vLLM and Ray read; set before any of them is imported."""

@@ -6,16 +6,22 @@ devices and outrank verl's own.
 """
 
 import hashlib
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, TaskType, get_peft_model
+from tensordict import TensorDict
 from transformers import AutoModelForTokenClassification
 from verl.utils import model as verl_model
+from verl.utils import tensordict_utils as tu
 from verl.utils.py_functional import convert_to_regular_types
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp import transformer_impl
 
 from atlas_rl.errors import ConfigError, TrainingError
+from atlas_rl.training.chosen_tokens import POLICY_KEY, ChosenTokens, nested_outputs
+from atlas_rl.training.output_head import OutputHead
 from atlas_rl.training.update_check import VALUE_HEAD
 
 
@@ -80,10 +86,50 @@ class _AtlasEngine:
 
 
 class AtlasLanguageEngine(_AtlasEngine, transformer_impl.FSDPEngineWithLMHead):  # type: ignore[misc]
-    """The actor: a causal language model with LoRA."""
+    """The actor or the reference: a causal language model with LoRA.
+
+    A batch that carries ``chosen_tokens.POLICY_KEY`` gets its log-probabilities from the chunked head, others from
+    verl's own arithmetic on logits.
+    """
 
     task_type = TaskType.CAUSAL_LM
     modules_to_save = None
+    _chosen: ChosenTokens | None = None
+
+    def _build_module(self) -> torch.nn.Module:
+        module: torch.nn.Module = super()._build_module()
+        self._head_of = module
+        return module
+
+    def _chosen_tokens(self) -> ChosenTokens:
+        if self._chosen is None:
+            self._chosen = ChosenTokens(
+                OutputHead(self._head_of),
+                self.model_config.tokenizer,
+                compile_chunks=bool(self.engine_config.use_torch_compile),
+                sequence_parallel_size=self.ulysses_sequence_parallel_size,
+                packed_pad_size=self._get_packed_pad_size,
+            )
+        return self._chosen
+
+    def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Verl's inputs; the head is told which tokens to score."""
+        inputs, arguments = super().prepare_model_inputs(micro_batch)
+        policy: Mapping[str, Any] | None = tu.get_non_tensor_data(data=micro_batch, key=POLICY_KEY, default=None)
+        if policy is not None:
+            self._chosen_tokens().prepare(micro_batch, inputs, arguments, policy)
+        return inputs, arguments
+
+    def prepare_model_outputs(
+        self, output: Any, output_args: dict[str, Any], micro_batch: TensorDict, logits_processor_func: Any
+    ) -> dict[str, Any]:
+        """``log_probs`` and, if asked for, ``entropy``: nested over whole rows, 0 where no token was chosen."""
+        if tu.get_non_tensor_data(data=micro_batch, key=POLICY_KEY, default=None) is None:
+            plain: dict[str, Any] = super().prepare_model_outputs(
+                output, output_args, micro_batch, logits_processor_func
+            )
+            return plain
+        return nested_outputs(output.logits, output_args, micro_batch, self._gather_and_unpad_packed)
 
 
 class AtlasValueEngine(_AtlasEngine, transformer_impl.FSDPEngineWithValueHead):  # type: ignore[misc]

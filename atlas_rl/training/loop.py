@@ -17,6 +17,7 @@ from atlas_rl.rewards.placement import place, reward_score, token_rewards
 from atlas_rl.rewards.potentials import Potential, compose
 from atlas_rl.rewards.score import Scored, score
 from atlas_rl.runtime.episode import EpisodeResult, run_episode
+from atlas_rl.runtime.forced import mark_forced
 from atlas_rl.runtime.identity import Identity
 from atlas_rl.runtime.limits import Limits
 from atlas_rl.tasks.row import Row
@@ -98,11 +99,12 @@ class AtlasSequentialLoop(AgentLoopBase):  # type: ignore[misc]
         )
         partition = Partition.VAL if sampling_params["validate"] else Partition.TRAIN
         result = await self._episode(row, here, identity, sampling_params, shared)
-        grade, episode = await _graded(result, row, here)
+        episode = mark_forced(result.episode, result.response_ids, here.book, here.tokens.call_begin_id)
+        grade, episode = await _graded(episode, result.submitted_answer, row, here)
         scored = score(episode, grade, config=shared.config.reward, potential=shared.potential, subset=row.subset)
         trajectory = _trajectory(result, episode, row, grade, scored, partition, identity)
         digest = shared.sink.write(trajectory)
-        return _output(trajectory, scored, digest, here)
+        return _output(trajectory, scored, digest, here, kwargs["extra_info"]["benchmark_spec"])
 
     async def _episode(
         self, row: Row, here: Surface, identity: Identity, sampling_params: dict[str, Any], shared: _Shared
@@ -129,12 +131,11 @@ class AtlasSequentialLoop(AgentLoopBase):  # type: ignore[misc]
             )
 
 
-async def _graded(result: EpisodeResult, row: Row, here: Surface) -> tuple[Grade, Episode]:
+async def _graded(episode: Episode, answer: str | None, row: Row, here: Surface) -> tuple[Grade, Episode]:
     """The grade of the submit; an answer that could not be judged is a fault of the row, not a wrong answer."""
-    episode = result.episode
-    if result.submitted_answer is None or episode.terminal_reason is TerminalReason.INFRASTRUCTURE_ERROR:
+    if answer is None or episode.terminal_reason is TerminalReason.INFRASTRUCTURE_ERROR:
         return no_answer_grade(), episode
-    grade = await here.grader.grade(result.submitted_answer, row.ground_truth)
+    grade = await here.grader.grade(answer, row.ground_truth)
     return grade, fault_if_unjudged(episode, grade)
 
 
@@ -176,7 +177,9 @@ def _trajectory(
     )
 
 
-def _output(trajectory: Trajectory, scored: Scored, digest: str | None, here: Surface) -> AtlasOutput:
+def _output(
+    trajectory: Trajectory, scored: Scored, digest: str | None, here: Surface, benchmark_spec: str
+) -> AtlasOutput:
     """The row for verl. A fault trains nothing: its mask is 0 throughout, whatever it sampled before it failed."""
     episode = trajectory.episode
     fault = episode.terminal_reason is TerminalReason.INFRASTRUCTURE_ERROR
@@ -205,6 +208,10 @@ def _output(trajectory: Trajectory, scored: Scored, digest: str | None, here: Su
             "is_fault": fault,
             "is_capped": episode.terminal_reason in CUT_BY_LENGTH_CAP,
             "breakdown": scored.breakdown.model_dump(mode="json"),
+            "step": trajectory.global_steps,
+            "benchmark_spec": benchmark_spec,
+            "generations": [(g.response_offset, g.num_sampled, g.grammar_hash) for g in episode.generations],
+            "forced_spans": list(episode.forced_spans),
             "owed_rewards": owed_rewards(scored.breakdown, episode),
             "decomposition_error": scored.decomposition_error,
             "mapped_slots_minus_events": mapped_slots_minus_events(trajectory.reward_trace, episode),

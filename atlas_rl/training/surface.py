@@ -5,6 +5,7 @@ from typing import Any
 
 from atlas_rl.grading.grader import Grader, grader_for
 from atlas_rl.grammar.protocol import ProtocolTokens
+from atlas_rl.grammar.replay import GrammarBook
 from atlas_rl.grammar.tags import BenchmarkGrammar
 from atlas_rl.grammar.template import ChatTemplate
 from atlas_rl.tasks.benchmark import Benchmark, load_benchmark
@@ -19,6 +20,7 @@ class Surface:
     tokens: ProtocolTokens
     template: ChatTemplate
     grammar: BenchmarkGrammar
+    book: GrammarBook
     grader: Grader
     vocab_size: int
 
@@ -36,11 +38,15 @@ def surface(benchmark_spec: str, tokenizer: Any, config: RuntimeConfig) -> Surfa
     if benchmark_spec not in _surfaces:
         benchmark = load_benchmark(benchmark_spec)
         tokens = ProtocolTokens.from_tokenizer(tokenizer)
+        grammar = BenchmarkGrammar.from_benchmark(benchmark, tokens)
+        book = GrammarBook(tokens, tokenizer, vocab_size=len(tokenizer))
+        book.add(list(grammar.values()))
         _surfaces[benchmark_spec] = Surface(
             benchmark=benchmark,
             tokens=tokens,
             template=ChatTemplate(tokenizer, tokens, template_kwargs={"enable_thinking": config.enable_thinking}),
-            grammar=BenchmarkGrammar.from_benchmark(benchmark, tokens),
+            grammar=grammar,
+            book=book,
             grader=grader_for(benchmark.grader, time_limit_seconds=config.grader_timeout_seconds),
             vocab_size=len(tokenizer),
         )

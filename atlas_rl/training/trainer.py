@@ -19,7 +19,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import response_to_nested
 
 from atlas_rl.errors import TrainingError
-from atlas_rl.objective.metrics import advantage_metrics, capmask_metrics
+from atlas_rl.objective.metrics import advantage_metrics, capmask_metrics, mismatch_metrics
 from atlas_rl.records.breakdown import Breakdown
 from atlas_rl.reporting.manifest import write_atomically
 from atlas_rl.reporting.metrics import MetricsLog
@@ -27,11 +27,13 @@ from atlas_rl.rewards.batch_metrics import batch_metrics
 from atlas_rl.training.batch import (
     BatchFacts,
     LossInputs,
+    forced_tokens,
     invariant_errors,
     loss_inputs,
     row_tensors,
     step_manifest,
 )
+from atlas_rl.training.chosen_tokens import POLICY_KEY
 from atlas_rl.training.config import AtlasConfig
 from atlas_rl.training.console import RunConsole
 from atlas_rl.training.update_check import check_critic_update
@@ -118,7 +120,14 @@ class AtlasTrainer(PPOTrainerSync):  # type: ignore[misc]
         self._require_whole_batch(batch)
         self._require_an_episode(self._facts(batch))
         self.console.update_stage("log-probs")
+        self._choose_logprobs(batch)
         return super()._compute_old_log_prob(batch, metrics)
+
+    def _choose_logprobs(self, batch: KVBatchMeta) -> None:
+        """Say in the batch how its log-probabilities are computed; every pass of the actor and reference reads it."""
+        policy = self.atlas.policy
+        if policy.head_chunk_tokens is not None:
+            batch.extra_info[POLICY_KEY] = {"logprobs": policy.logprobs, "chunk_tokens": policy.head_chunk_tokens}
 
     def _require_whole_batch(self, batch: KVBatchMeta) -> None:
         """verl trains on what is left of a group whose session raised; here that is a bug, so the run stops."""
@@ -131,6 +140,7 @@ class AtlasTrainer(PPOTrainerSync):  # type: ignore[misc]
             )
 
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        self._choose_logprobs(batch)
         batch = super()._compute_ref_log_prob(batch, metrics)
         # verl leaves the switch in the batch, and the critic would then compute values without its adapter and head.
         batch.extra_info.pop("no_lora_adapter", None)
@@ -151,16 +161,26 @@ class AtlasTrainer(PPOTrainerSync):  # type: ignore[misc]
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         self.console.update_stage("advantage")
         facts = self._facts(batch)
-        wanted = ["response_mask", "rm_scores", "values", "old_log_probs", "ref_log_prob"]
+        wanted = [
+            "response_mask",
+            "rm_scores",
+            "values",
+            "old_log_probs",
+            "rollout_log_probs",
+            "entropy",
+            "ref_log_prob",
+        ]
         fields = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=wanted)
         nested_mask = fields["response_mask"]
         padded = fields.to_padded_tensor()
         rewards = padded["rm_scores"]
         if self.config.algorithm.use_kl_in_reward:
             rewards = self._kl_penalised(padded, facts, metrics)
+        forced_BT = forced_tokens(facts, padded["response_mask"])
         result = loss_inputs(
             rewards, padded["values"].float(), padded["response_mask"], facts,
             gamma=self.config.algorithm.gamma, lam=self.config.algorithm.lam,
+            forced_BT=None if self.atlas.policy.trains_forced_tokens else forced_BT,
         )  # fmt: skip
         sampled = {"advantages": result.advantages_BT, "returns": result.returns_BT}
         sampled["policy_mask"] = result.policy_mask_BT.to(padded["response_mask"].dtype)
@@ -168,7 +188,7 @@ class AtlasTrainer(PPOTrainerSync):  # type: ignore[misc]
             sampled["token_level_rewards"] = rewards
         nested = {name: response_to_nested(tensor, nested_mask) for name, tensor in sampled.items()}
         nested["sampled_mask"] = nested_mask
-        self._report_batch(facts, padded, result, nested_mask, metrics)
+        self._report_batch(facts, padded, forced_BT, result, nested_mask, metrics)
         return _put(batch, nested)
 
     def _require_an_episode(self, facts: BatchFacts) -> None:
@@ -194,14 +214,30 @@ class AtlasTrainer(PPOTrainerSync):  # type: ignore[misc]
         return rewards
 
     def _report_batch(
-        self, facts: BatchFacts, padded: TensorDict, result: LossInputs, nested_mask: Any, metrics: dict[str, Any]
+        self,
+        facts: BatchFacts,
+        padded: TensorDict,
+        forced_BT: torch.Tensor,
+        result: LossInputs,
+        nested_mask: Any,
+        metrics: dict[str, Any],
     ) -> None:
         rows = [e["breakdown"] for e, padding in zip(facts.extra, facts.is_padding, strict=True) if not padding]
         breakdowns = [Breakdown.model_validate(row) for row in rows]
         own = batch_metrics(breakdowns, invariant_errors(facts, padded["rm_scores"]))
         own |= advantage_metrics(result.raw_BT, result.advantages_BT, result.policy_mask_BT)
         is_fault_B = torch.tensor(facts.is_fault, dtype=torch.bool)
-        own |= capmask_metrics(padded["response_mask"], torch.tensor(facts.is_capped, dtype=torch.bool), is_fault_B)
+        own |= capmask_metrics(
+            padded["response_mask"],
+            torch.tensor(facts.is_capped, dtype=torch.bool),
+            is_fault_B,
+            None if self.atlas.policy.trains_forced_tokens else forced_BT,
+        )
+        own |= mismatch_metrics(
+            padded["rollout_log_probs"], padded["old_log_probs"], padded["response_mask"], forced_BT
+        )
+        if result.policy_mask_BT.any():
+            own["policy/entropy"] = float(padded["entropy"][result.policy_mask_BT].double().mean())
         metrics.update(own)
         lengths = nested_mask.offsets().diff().tolist()
         folder = self.atlas.run.folder / "train" / f"step_{self.global_steps}"
@@ -252,7 +288,9 @@ class AtlasTrainer(PPOTrainerSync):  # type: ignore[misc]
         if metrics["capmask/policy_tokens"] == 0:
             logger.warning("step %s: no policy token in the batch; the actor is not updated", self.global_steps)
         else:
-            batch = super()._update_actor(_put_masks(batch, "policy_mask"), metrics)
+            batch = _put_masks(batch, "policy_mask")
+            self._choose_logprobs(batch)
+            batch = super()._update_actor(batch, metrics)
             batch = _put_masks(batch, "sampled_mask")
             self.actor_updates += self._num_updates(batch, self.config.actor_rollout_ref.actor)
         self.console.update_stage("weights")

@@ -49,6 +49,7 @@ def train_command(work: Path, model: Path, *more: str) -> list[str]:
         f"data.train_batch_size={NUM_QUESTIONS}", f"actor_rollout_ref.rollout.n={NUM_SESSIONS}",
         f"actor_rollout_ref.actor.ppo_mini_batch_size={NUM_QUESTIONS}", f"critic.ppo_mini_batch_size={NUM_QUESTIONS}",
         f"trainer.total_training_steps={NUM_STEPS}", f"trainer.test_freq={NUM_STEPS}", "trainer.critic_warmup=2",
+        "atlas.policy.logprobs=grammar",
     ]  # fmt: skip
     return [sys.executable, "-m", "atlas_rl.cli.train", *overrides, *more]
 
@@ -125,15 +126,32 @@ def test_what_leaves_the_trainer_is_what_its_losses_used(run: Path, trajectories
         for row in rows:
             key = f"{row.uid}_{row.session_id}"
             sampled = np.array(row.response_mask, dtype=bool)
-            assert np.array_equal(tensors[f"{key}/policy_mask"], sampled)
+            policy = sampled.copy()
+            for start, end in row.episode.forced_spans:
+                policy[start:end] = False
+            assert np.array_equal(tensors[f"{key}/policy_mask"], policy)
             returns, values = tensors[f"{key}/returns"], tensors[f"{key}/values"]
             targets = tensors[f"{key}/raw_advantages"] + values
             np.testing.assert_allclose(returns[sampled], targets[sampled], atol=1e-6)
             assert not returns[~sampled].any()
-            whitened.append(tensors[f"{key}/advantages"][sampled])
+            assert not tensors[f"{key}/advantages"][~policy].any()
+            whitened.append(tensors[f"{key}/advantages"][policy])
         everything = np.concatenate(whitened).astype(np.float64)
         assert abs(everything.mean()) < 1e-5
         assert abs(everything.var(ddof=1) - 1) < 1e-4
+
+
+def test_engine_and_trainer_agree_on_every_token_of_every_step(run: Path, trajectories: list[Trajectory]):
+    steps = [line for line in read_metrics(run / "metrics.jsonl").lines if "training/global_step" in line]
+    for step in steps:
+        assert step["mismatch/free/logprob_difference_max"] <= 1e-4
+        assert step["mismatch/forced/logprob_difference_max"] == 0.0
+        rows = [t for t in trajectories if t.partition == "train" and t.global_steps == step["step"]]
+        num_forced = sum(end - start for row in rows for start, end in row.episode.forced_spans)
+        num_sampled = sum(sum(row.response_mask) for row in rows)
+        assert num_forced > 0
+        assert step["mismatch/forced_token_fraction"] == pytest.approx(num_forced / num_sampled, rel=1e-6)
+        assert step["capmask/policy_tokens"] == num_sampled - num_forced
 
 
 def test_the_first_step_updates_the_critic_alone_and_the_second_both(run: Path):

@@ -45,3 +45,11 @@ def test_rows_that_do_not_fit_are_refused(capped: torch.Tensor, fault: torch.Ten
 def test_a_mask_of_other_numbers_is_refused() -> None:
     with pytest.raises(TrainingError, match="other than 0 and 1"):
         value_mask(torch.tensor([[0.0, 0.5]]), torch.tensor([NO]))
+
+
+def test_forced_tokens_leave_the_policy_and_stay_with_the_critic() -> None:
+    forced = torch.tensor([[NO, YES, YES, NO], [NO] * 4, [NO] * 4])
+    mask = policy_mask(RESPONSE, torch.tensor([NO] * 3), torch.tensor([NO] * 3), forced)
+    assert mask.tolist() == [[YES, NO, NO, YES], [YES, NO, NO, YES], [YES, YES, YES, NO]]
+    with pytest.raises(TrainingError, match=r"needs forced of that shape, got \(3, 2\)"):
+        policy_mask(RESPONSE, torch.tensor([NO] * 3), torch.tensor([NO] * 3), forced[:, :2])

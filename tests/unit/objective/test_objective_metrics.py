@@ -1,7 +1,9 @@
+import math
+
 import torch
 
 from atlas_rl.objective.advantages import whiten
-from atlas_rl.objective.metrics import advantage_metrics, capmask_metrics
+from atlas_rl.objective.metrics import advantage_metrics, capmask_metrics, mismatch_metrics
 
 NO, YES = False, True
 
@@ -41,3 +43,29 @@ def test_a_batch_of_faults_has_no_cap_share() -> None:
     assert capmask_metrics(torch.ones(2, 3), torch.tensor([YES, NO]), torch.tensor([YES, YES])) == {
         "capmask/policy_tokens": 0.0
     }
+
+
+def test_policy_tokens_are_counted_without_forced_ones() -> None:
+    response, forced = torch.tensor([[1, 1, 0, 1]]), torch.tensor([[NO, YES, YES, NO]])
+    metrics = capmask_metrics(response, torch.tensor([NO]), torch.tensor([NO]), forced)
+    assert metrics["capmask/policy_tokens"] == 2.0
+
+
+def test_mismatch_is_split_into_forced_and_free_tokens() -> None:
+    sampled = torch.tensor([[1, 1, 1, 0]])
+    engine = torch.tensor([[-1.0, 0.0, -2.0, 99.0]])
+    trainer = torch.tensor([[-1.5, -8.0, -1.0, 0.0]])
+    metrics = mismatch_metrics(engine, trainer, sampled, torch.tensor([[NO, YES, NO, YES]]))
+    assert metrics["mismatch/forced_token_fraction"] == torch.tensor(1 / 3).item()
+    assert metrics["mismatch/forced/logprob_difference_max"] == 8.0
+    assert metrics["mismatch/free/logprob_difference_mean"] == 0.75
+    assert metrics["mismatch/free/logprob_difference_max"] == 1.0
+    expected = ((math.exp(-0.5) + 0.5 - 1) + (math.exp(1.0) - 1.0 - 1)) / 2
+    assert abs(metrics["mismatch/free/kl_k3"] - expected) < 1e-12
+
+
+def test_a_kind_without_a_token_has_no_mismatch() -> None:
+    one = torch.ones(1, 2)
+    metrics = mismatch_metrics(one, one, one, torch.zeros(1, 2, dtype=torch.bool))
+    assert not [name for name in metrics if name.startswith("mismatch/forced/")]
+    assert metrics["mismatch/free/kl_k3"] == 0.0

@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from atlas_rl.training.batch import BatchFacts, invariant_errors, loss_inputs, row_tensors
+from atlas_rl.training.batch import BatchFacts, forced_tokens, invariant_errors, loss_inputs, row_tensors
 
 
 def row(*, fault: bool = False, capped: bool = False, owed: dict[int, list[float]] | None = None) -> dict[str, Any]:
     return {
         "is_fault": fault, "is_capped": capped, "owed_rewards": owed or {}, "decomposition_error": 0.0,
-        "mapped_slots_minus_events": 0,
+        "mapped_slots_minus_events": 0, "forced_spans": [(1, 2), (3, 4)],
     }  # fmt: skip
 
 
@@ -36,6 +36,15 @@ def test_a_capped_row_leaves_the_policy_and_stays_with_the_critic_and_a_fault_le
     assert abs(policy.mean()) < 1e-6
     assert abs(policy.var() - 1) < 1e-6
     assert not result.advantages_BT[~result.policy_mask_BT].any()
+
+
+def test_forced_tokens_leave_the_whitening_and_the_policy_but_not_the_returns():
+    forced_BT = forced_tokens(FACTS, MASK)
+    assert forced_BT.int().tolist() == [[0, 1, 0, 1]] * 3 + [[0] * 4]  # padding copies another row's facts
+    result = loss_inputs(REWARDS, VALUES, MASK, FACTS, gamma=1.0, lam=1.0, forced_BT=forced_BT)
+    assert result.policy_mask_BT.int().tolist() == [[1, 0, 0, 0], [0] * 4, [0] * 4, [0] * 4]
+    assert result.returns_BT.tolist() == [[0.5, 0.5, 0.0, 1.0], [0.25, 0.25, 0.25, 0.0], [0.0] * 4, [0.0] * 4]
+    assert not result.advantages_BT.any()  # one token has no variance
 
 
 def test_garbage_on_unsampled_tokens_changes_nothing():
