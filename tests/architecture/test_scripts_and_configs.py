@@ -14,7 +14,8 @@ from hydra import compose, initialize_config_dir
 from atlas_rl.training.config import atlas_config
 
 ROOT = Path(__file__).parents[2]
-SHELL_SCRIPTS = [ROOT / ".ci" / "run", *sorted((ROOT / "scripts").iterdir()), *sorted(ROOT.glob("launchers/*.sh"))]
+_SCRIPTS = sorted(path for path in (ROOT / "scripts").rglob("*") if path.is_file() and path.suffix in ("", ".sh"))
+SHELL_SCRIPTS = [ROOT / ".ci" / "run", *_SCRIPTS, *sorted(ROOT.glob("launchers/*.sh"))]
 EXPERIMENTS = sorted(path.stem for path in (ROOT / "configs" / "experiment").glob("*.yaml"))
 HARDWARE = sorted(path.stem for path in (ROOT / "configs" / "hardware").glob("*.yaml"))
 
