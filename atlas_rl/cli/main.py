@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from atlas_rl.cli.boundary import prepare_boundary
+from atlas_rl.cli.demo import demo_prepare
 from atlas_rl.errors import AtlasError, ConfigError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -20,8 +22,12 @@ app.add_typer(data_app, name="data")
 app.add_typer(model_app, name="model")
 app.add_typer(run_app, name="run")
 
-demo_app = typer.Typer(no_args_is_help=True, help="The demo's own ingredients.")
+demo_app = typer.Typer(no_args_is_help=True, help="Questions and models that stages of this repository run on.")
 app.add_typer(demo_app, name="demo")
+demo_app.command("prepare")(demo_prepare)
+demo_app.command("boundary")(prepare_boundary)
+check_app = typer.Typer(no_args_is_help=True, help="Check what a stage has stored.")
+app.add_typer(check_app, name="check")
 
 _SPLITS = ("train", "val", "demonstrations")
 
@@ -131,20 +137,6 @@ def model_smollm2(
     typer.echo(f"{out}: added {' '.join(added)}, held-out loss {report.held_out_loss:.3f} nats")
 
 
-@demo_app.command("prepare")
-def demo_prepare(out: Out, seed: Seed = 0) -> None:
-    """Write the demo's questions and its warm-started model, unless they are there."""
-    if (out / "model").is_dir():
-        typer.echo(f"{out}: already prepared")
-        return
-    from atlas_rl.tasks.urn import UrnConfig
-
-    defaults = UrnConfig()
-    num_rows = {"train": 4096, "val": 512, "demonstrations": 4096}
-    _write_urns(out, num_rows, seed, defaults.cost_usd, list(defaults.odds))
-    model_tiny(out / "model", out / "demonstrations.parquet", seed)
-
-
 @run_app.command("export")
 def run_export(run: Path, out: Out) -> None:
     """Write one JSON file a trajectory."""
@@ -164,6 +156,23 @@ def run_summary(
     from atlas_rl.cli.summary import print_summary
 
     if not print_summary(run, val_file=val_file, label=label, seconds=seconds):
+        raise typer.Exit(1)
+
+
+@check_app.callback()
+def check() -> None:
+    """Check what a stage has stored."""  # a group of one command keeps that command's name only with a callback
+
+
+@check_app.command("rollout")
+def check_rollout(
+    run: Annotated[Path, typer.Argument(help="artifacts/RUN.")],
+    all_reasons: Annotated[bool, typer.Option(help="Fail if a terminal reason that can occur does not.")] = False,
+) -> None:
+    """Recompute what a rollout promises from its records; a broken promise exits with 1."""
+    from atlas_rl.cli.check_rollout import print_check
+
+    if not print_check(run, all_reasons=all_reasons):
         raise typer.Exit(1)
 
 

@@ -74,6 +74,8 @@ def _zeros(summary: RunSummary, recomputed: RowErrors) -> dict[str, float | None
     zeros: dict[str, float | None] = {"violations": summary.protocol_violations}
     for (name, metric), again in zip(_LOGGED.items(), recomputed, strict=True):
         logged = summary.invariant_max.get(metric)
+        if logged is None and not summary.num_training_steps:
+            logged = 0.0  # nothing was trained, so nothing was logged: the records decide
         zeros[name] = None if logged is None else max(logged, float(again), key=abs)
     return zeros
 

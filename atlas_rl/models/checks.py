@@ -12,10 +12,12 @@ from atlas_rl.models.batches import micro_batches, pad, target_logits
 from atlas_rl.models.demonstrations import Demonstration, Protocol
 from atlas_rl.models.local import local_generate
 from atlas_rl.records.episode import Sampling
+from atlas_rl.records.turns import turns
 from atlas_rl.records.vocabulary import TerminalReason
 from atlas_rl.runtime.episode import EpisodeResult, run_episode
 from atlas_rl.runtime.identity import Identity
 from atlas_rl.runtime.limits import Limits
+from atlas_rl.tasks.notes import NOTES
 from atlas_rl.tasks.row import Row
 
 
@@ -40,6 +42,8 @@ class Check:
     mean_explores: float
     mean_response_tokens: float
     max_response_tokens: int
+    wrong_notes_per_episode: float | None
+    """Turns whose text before the call is not the benchmark's note; None: the benchmark has no notes."""
 
 
 @torch.inference_mode()
@@ -82,7 +86,16 @@ async def check_episodes(model: Any, protocol: Protocol, rows: Sequence[Row], li
         mean_explores=sum(result.episode.explores_executed for result in results) / len(results),
         mean_response_tokens=sum(lengths) / len(lengths),
         max_response_tokens=max(lengths),
+        wrong_notes_per_episode=_wrong_notes(protocol, results),
     )
+
+
+def _wrong_notes(protocol: Protocol, results: Sequence[EpisodeResult]) -> float | None:
+    if protocol.benchmark.note is None:
+        return None
+    note, decode = NOTES[protocol.benchmark.note], protocol.template.decode
+    played = [turns(result.episode, result.response_ids, protocol.tokens.call_begin_id) for result in results]
+    return sum(decode(turn.text_ids) != note(turn.history) for episode in played for turn in episode) / len(results)
 
 
 async def _play(model: Any, protocol: Protocol, row: Row, limits: Limits, seed: int) -> EpisodeResult:

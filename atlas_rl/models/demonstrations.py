@@ -3,6 +3,7 @@
 import json
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from atlas_rl.runtime.generate import Generate, GenerateRequest, Sampled
 from atlas_rl.runtime.identity import Identity
 from atlas_rl.runtime.limits import Limits
 from atlas_rl.tasks.benchmark import Benchmark
+from atlas_rl.tasks.notes import NOTES
 from atlas_rl.tasks.row import Row
 
 _UNSAMPLED = Sampling(temperature=0.0, top_p=1.0, top_k=-1, seed=None)
@@ -94,6 +96,23 @@ class Protocol:
             self.tokens.end_of_turn_id,
         )
 
+    def note_ids(self, history: Sequence[str]) -> tuple[int, ...]:
+        """[N] the text before a call once ``history`` is revealed; empty where the benchmark has no notes.
+
+        Raises:
+            DataError: the grammar does not leave room for it.
+        """
+        if self.benchmark.note is None:
+            return ()
+        ids = tuple(self.template.encode_text(NOTES[self.benchmark.note](history)))
+        most = self.benchmark.max_text_tokens
+        if most is not None and len(ids) > most:
+            raise DataError(
+                f"benchmark {self.benchmark.name!r}: the note on {list(history)} has {len(ids)} tokens, "
+                f"max_text_tokens={most}; raise it"
+            )
+        return ids
+
     def is_submittable(self, answer: str) -> bool:
         """Whether submit's schema takes the answer; an empty one never counts."""
         if answer not in self._is_submittable:
@@ -115,12 +134,16 @@ def plurality_answer(protocol: Protocol, row: Row, num_explores: int) -> str | N
     return counts.most_common(1)[0][0] if counts else None
 
 
-def demonstrator(protocol: Protocol, num_explores: int, answer: str) -> Generate:
-    """A scripted policy: ``num_explores`` explores, then a submit of ``answer``; it refuses to go on."""
+def demonstrator(protocol: Protocol, history: Sequence[str], answer: str) -> Generate:
+    """A scripted policy that explores until ``history`` is revealed, then submits ``answer``; it refuses to go on.
+
+    Where the benchmark has notes, each turn opens with the note on what is revealed by then.
+    """
     benchmark = protocol.benchmark
     explore = protocol.call_ids(benchmark.explore.name, {})
     submit = protocol.call_ids(benchmark.submit.name, {benchmark.submission_field: answer})
-    turns = iter([*[explore] * num_explores, submit])
+    calls = [*[explore] * len(history), submit]
+    turns = iter([(*protocol.note_ids(history[:k]), *call) for k, call in enumerate(calls)])
 
     async def generate(request: GenerateRequest) -> Sampled:
         ids = next(turns)
@@ -130,7 +153,7 @@ def demonstrator(protocol: Protocol, num_explores: int, answer: str) -> Generate
 
 
 async def demonstrate(protocol: Protocol, row: Row, num_explores: int, limits: Limits) -> Demonstration:
-    """Play one row: explore, then submit the plurality answer.
+    """Play one row: explore, then submit the plurality answer, with a note before each call if the benchmark has them.
 
     Args:
         protocol: The benchmark on the tokenizer.
@@ -139,7 +162,7 @@ async def demonstrate(protocol: Protocol, row: Row, num_explores: int, limits: L
         limits: Budgets.
 
     Raises:
-        DataError: the row cannot be demonstrated: too few candidates, no answer, or the episode does not fit.
+        DataError: the row cannot be demonstrated: too few candidates, no answer, or a note or the episode does not fit.
     """
     if num_explores > row.max_explores:
         raise DataError(
@@ -158,7 +181,7 @@ async def demonstrate(protocol: Protocol, row: Row, num_explores: int, limits: L
         tokens=protocol.tokens,
         template=protocol.template,
         decode=protocol.template.decode,
-        generate=demonstrator(protocol, num_explores, answer),
+        generate=demonstrator(protocol, [candidate.answer for candidate in row.candidates[:num_explores]], answer),
         limits=limits,
         identity=Identity(
             run_id="demonstrations", uid=row.question_id, session_id=0, attempt_id=0, global_steps=0, run_seed=None

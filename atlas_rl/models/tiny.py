@@ -13,6 +13,7 @@ from atlas_rl.errors import ConfigError
 from atlas_rl.models.folder import claim_folder, save_model
 from atlas_rl.models.tokenizer import CONTROL_TOKENS, train_tokenizer
 from atlas_rl.tasks.benchmark import Benchmark
+from atlas_rl.tasks.notes import NOTES
 from atlas_rl.tasks.row import Row
 from atlas_rl.tasks.sequential import messages, observation_text
 
@@ -114,14 +115,16 @@ def benchmark_texts(benchmark: Benchmark, rows: Sequence[Row]) -> Iterator[str]:
     tools: list[Any] = [benchmark.explore.openai, benchmark.submit.openai]
     for row in rows:
         chat: list[dict[str, Any]] = list(messages(benchmark, row))
-        for k in range(1, row.max_explores + 1):
-            chat.append(_call(benchmark.explore.name, {}))
+        history = [candidate.answer for candidate in row.candidates[: row.max_explores]]
+        notes = [NOTES[benchmark.note](history[:k]) if benchmark.note else "" for k in range(len(history) + 1)]
+        for k, note in enumerate(notes[:-1], start=1):
+            chat.append(_call(note, benchmark.explore.name, {}))
             chat.append({"role": "tool", "content": observation_text(benchmark, row, k)})
-        chat.append(_call(benchmark.submit.name, {benchmark.submission_field: row.ground_truth}))
+        chat.append(_call(notes[-1], benchmark.submit.name, {benchmark.submission_field: row.ground_truth}))
         text = str(renderer.apply_chat_template(chat, tools=tools, tokenize=False))
         yield from filter(None, control.split(text))
 
 
-def _call(name: str, arguments: dict[str, str]) -> dict[str, Any]:
+def _call(note: str, name: str, arguments: dict[str, str]) -> dict[str, Any]:
     function = {"name": name, "arguments": arguments}
-    return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+    return {"role": "assistant", "content": note, "tool_calls": [{"type": "function", "function": function}]}

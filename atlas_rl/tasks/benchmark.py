@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError
 
 from atlas_rl.errors import ConfigError
 from atlas_rl.records.base import Record
+from atlas_rl.tasks.notes import NoteName
 
 BENCHMARKS = Path(__file__).parent / "benchmarks"
 """Folder of the surfaces that come with atlas_rl, NAME.yaml each."""
@@ -47,6 +48,8 @@ class Benchmark(Record):
     require_explore_first: bool = False
     max_text_tokens: int | None = None
     """Bound on the free text before a call, in sampled tokens; 0: no text, None: unbounded."""
+    note: NoteName | None = None
+    """Which text demonstrations write before each call, a key of ``tasks.notes.NOTES``; None: none."""
     grader: Literal["exact", "math"]
 
 
