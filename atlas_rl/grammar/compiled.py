@@ -67,6 +67,10 @@ class CompiledStates:
         """A fresh matcher for one generation."""
         return Matcher(self._compiled[state], self._vocab_size)
 
+    def grammar(self, state: EpisodeState) -> Any:
+        """XGrammar's compiled grammar of a state."""
+        return self._compiled[state]
+
     def accepts(self, state: EpisodeState, token_ids: Sequence[int]) -> bool:
         """True if the ids are exactly one legal generation, end of turn included."""
         matcher = self.matcher(state)

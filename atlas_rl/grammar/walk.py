@@ -47,6 +47,8 @@ class MaskTable:
         """int32 words a row."""
         self.rows: list[NDArray[np.int32]] = []
         """[num_masks] rows of [width]; read only."""
+        self.num_legal: list[int] = []
+        """[num_masks] tokens that each allows."""
         self._numbers: dict[bytes, int] = {}
         self._token_bytes: list[bytes] = []
         self._lock = Lock()  # grammars are compiled in threads beside the engine's own
@@ -63,6 +65,7 @@ class MaskTable:
             if key not in self._numbers and len(self.rows) < MAX_MASKS:
                 self._numbers[key] = len(self.rows)
                 self.rows.append(np.frombuffer(key, dtype=np.int32))
+                self.num_legal.append(count_legal(row, self.vocab_size))
             return self._numbers.get(key, UNNUMBERED)
 
     def token_bytes(self, compiled: Any) -> list[bytes]:
@@ -71,6 +74,13 @@ class MaskTable:
             if not self._token_bytes:
                 self._token_bytes = compiled.tokenizer_info.decoded_vocab
             return self._token_bytes
+
+
+def count_legal(row: NDArray[np.int32], vocab_size: int) -> int:
+    """Tokens that a mask of [width] words allows; bits beyond the vocabulary mean nothing."""
+    counts = np.bitwise_count(row.view(np.uint32))
+    beyond = int(row.view(np.uint32)[-1]) >> (vocab_size % 32) if vocab_size % 32 else 0
+    return int(counts.sum()) - beyond.bit_count()
 
 
 class _Place:
@@ -211,6 +221,16 @@ class Walk:
             self._matcher = None  # it has read text that the start has not
         self.is_complete = place.is_end
         self.mask = place.mask
+
+    @property
+    def num_legal(self) -> int:
+        """Tokens that may come next; all of them once the end of turn was accepted."""
+        table = self._memo.table
+        if self.mask != UNNUMBERED:
+            return table.num_legal[self.mask]
+        scratch = np.empty((1, table.width), dtype=np.int32)
+        self.fill(scratch, 0)
+        return count_legal(scratch[0], table.vocab_size)
 
     def fill(self, bitmask: Any, row: int) -> None:
         """Write the mask into a row of ``bitmask``.

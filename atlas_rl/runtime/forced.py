@@ -7,7 +7,7 @@ from atlas_rl.records.episode import Episode
 from atlas_rl.records.vocabulary import TerminalReason
 
 
-def mark_forced(episode: Episode, response_ids: Sequence[int], book: GrammarBook, call_begin_id: int) -> Episode:
+def mark_forced(episode: Episode, response_ids: Sequence[int], book: GrammarBook) -> Episode:
     """The episode with ``forced`` filled in for each generation that a grammar constrained.
 
     A token that its grammar forbids was not sampled under it, whatever can be read from it: unless the reader calls it
@@ -17,7 +17,6 @@ def mark_forced(episode: Episode, response_ids: Sequence[int], book: GrammarBook
         episode: As played.
         response_ids: [T] its response.
         book: The benchmark's grammars on the run's tokenizer.
-        call_begin_id: The token that opens a call.
 
     Raises:
         GrammarError: a generation names a grammar that the book does not know.
@@ -29,7 +28,7 @@ def mark_forced(episode: Episode, response_ids: Sequence[int], book: GrammarBook
             continue
         start = generation.response_offset
         ids = response_ids[start : start + generation.num_sampled]
-        forced = find_forced(book.matcher(generation.grammar_hash), ids, call_begin_id)
+        forced = find_forced(book.walk(generation.grammar_hash), ids)
         if forced.rejected_at is not None and not rejected:
             rejected = (
                 f"EngineError: turn {generation.turn_id}: token {ids[forced.rejected_at]} at response offset "

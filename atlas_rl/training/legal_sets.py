@@ -96,7 +96,7 @@ class ReplayedSets:
                 )
             try:
                 places[offset : offset + num_sampled] = self._table.replay(
-                    self._book.matcher(grammar_hash), sampled, offset=offset
+                    self._book.walk(grammar_hash), sampled, offset=offset
                 )
             except GrammarError as error:
                 raise TrainingError(f"{where}: {error}, under grammar {grammar_hash}") from error

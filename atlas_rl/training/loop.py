@@ -99,7 +99,7 @@ class AtlasSequentialLoop(AgentLoopBase):  # type: ignore[misc]
         )
         partition = Partition.VAL if sampling_params["validate"] else Partition.TRAIN
         result = await self._episode(row, here, identity, sampling_params, shared)
-        episode = mark_forced(result.episode, result.response_ids, here.book, here.tokens.call_begin_id)
+        episode = mark_forced(result.episode, result.response_ids, here.book)
         grade, episode = await _graded(episode, result.submitted_answer, row, here)
         scored = score(episode, grade, config=shared.config.reward, potential=shared.potential, subset=row.subset)
         trajectory = _trajectory(result, episode, row, grade, scored, partition, identity)

@@ -27,7 +27,7 @@ def book() -> GrammarBook:
 
 
 def marked(result: EpisodeResult, book: GrammarBook) -> Episode:
-    return mark_forced(result.episode, result.response_ids, book, TOKENS.call_begin_id)
+    return mark_forced(result.episode, result.response_ids, book)
 
 
 def test_one_byte_tokens_leave_a_choice_at_the_tool_and_the_answer_only(book: GrammarBook):
@@ -47,7 +47,7 @@ def test_a_generation_without_a_grammar_is_not_looked_at(book: GrammarBook):
     result = play_text(SUBMIT, row=toy_row("BA"))
     free = result.episode.generations[0].model_copy(update={"grammar_hash": None})
     episode = result.episode.model_copy(update={"generations": (free,)})
-    unmarked = mark_forced(episode, result.response_ids, book, TOKENS.call_begin_id)
+    unmarked = mark_forced(episode, result.response_ids, book)
     assert unmarked.generations[0].forced is None
     assert unmarked.forced_spans == ()
 
@@ -73,7 +73,7 @@ def test_an_unknown_grammar_is_refused(book: GrammarBook):
     other = result.episode.generations[0].model_copy(update={"grammar_hash": "0" * 64})
     episode = result.episode.model_copy(update={"generations": (other,)})
     with pytest.raises(GrammarError, match="none of this benchmark's"):
-        mark_forced(episode, result.response_ids, book, TOKENS.call_begin_id)
+        mark_forced(episode, result.response_ids, book)
 
 
 @pytest.mark.parametrize("forced", [((3, 2),), ((0, 1), (1, 2)), ((0, 999),), ((-1, 1),)])
