@@ -116,8 +116,10 @@ class LegalSetTable:
         return len(self._sets)
 
     def words(self, first: int = 0) -> NDArray[np.int32]:
-        """[D - first, W] the sets from place ``first`` on: bit v % 32 of word v // 32 is token v's, bits beyond the
-        vocabulary mean nothing."""
+        """[D - first, W] the sets from place ``first`` on; bit v % 32 of word v // 32 is token v's.
+
+        Bits beyond the vocabulary mean nothing.
+        """
         if first == len(self._sets):
             return np.zeros((0, self._num_words), dtype=np.int32)
         return np.stack(self._sets[first:])

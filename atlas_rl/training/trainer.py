@@ -36,6 +36,7 @@ from atlas_rl.training.batch import (
 from atlas_rl.training.chosen_tokens import POLICY_KEY
 from atlas_rl.training.config import AtlasConfig
 from atlas_rl.training.console import RunConsole
+from atlas_rl.training.heartbeat import Heartbeat
 from atlas_rl.training.update_check import check_critic_update
 from atlas_rl.training.validation import Validation
 from atlas_rl.training.workers import AtlasActorWorker, AtlasTrainingWorker
@@ -64,6 +65,7 @@ class AtlasTrainer(PPOTrainerSync):  # type: ignore[misc]
         self.actor_updates = 0
         self.critic_updates = 0
         self._head_is_checked = False
+        self._heartbeat: Heartbeat | None = None
         self._drawn: tuple[tuple[str, int], int] = (("", -1), 0)
         super().__init__(config)
 
@@ -78,6 +80,9 @@ class AtlasTrainer(PPOTrainerSync):  # type: ignore[misc]
             done = len(buffer.finished_keys[partition_id]) + len(buffer.failure_keys[partition_id])
             left = len(buffer.pending_keys[partition_id]) + len(buffer.running_keys[partition_id])
             self.console.stage("generate" if partition_id == "train" else "validate", done=done, total=done + left)
+            if self._heartbeat is None:
+                self._heartbeat = Heartbeat(self.agent_loop_manager.agent_loop_workers, "an agent-loop worker")
+            self._heartbeat.check()
             seen: float = wait(partition_id, last_debug_time)
             return seen
 

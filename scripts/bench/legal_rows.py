@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from atlas_rl.grammar.compiled import compile_states
 from atlas_rl.grammar.protocol import ProtocolTokens
-from atlas_rl.grammar.replay import GrammarBook
 from atlas_rl.grammar.tags import BenchmarkGrammar
 from atlas_rl.records.vocabulary import EpisodeState
 from atlas_rl.tasks.benchmark import load_benchmark
@@ -30,19 +30,18 @@ def legal_row(
     rng = random.Random(f"legal row {seed}")
     tokens = ProtocolTokens.from_tokenizer(tokenizer)
     grammar = BenchmarkGrammar.from_benchmark(load_benchmark(spec), tokens)
-    book = GrammarBook(tokens, tokenizer, vocab_size=vocab_size)
-    book.add(list(grammar.values()))
     state = grammar[EpisodeState.OPEN]
-    plain = min(tokens.control_ids)
+    compiled = compile_states({state.state: state}, tokens, tokenizer, vocab_size=vocab_size)
+    ordinary = sorted(set(range(len(tokenizer))) - set(tokens.control_ids))
     response: list[int] = []
     mask: list[int] = []
     generations: list[tuple[int, int, str | None]] = []
     while len(response) < response_tokens:
-        matcher = book.matcher(state.sha256)
+        matcher = compiled.matcher(state.state)
         ids: list[int] = []
         while not matcher.is_complete and len(response) + len(ids) < response_tokens:
             if len(ids) < text_tokens:
-                token = rng.randrange(plain)
+                token = rng.choice(ordinary)
             elif len(ids) == text_tokens:
                 token = tokens.call_begin_id
             else:
@@ -51,10 +50,10 @@ def legal_row(
                 raise SystemExit(f"token {token} at {len(ids)} is not legal under {spec}; lower --text-tokens")
             ids.append(token)
         generations.append((len(response), len(ids), state.sha256))
-        observation = [rng.randrange(plain) for _ in range(min(64, response_tokens - len(response) - len(ids)))]
+        observation = [rng.choice(ordinary) for _ in range(min(64, response_tokens - len(response) - len(ids)))]
         response += ids + observation
         mask += [1] * len(ids) + [0] * len(observation)
     return ActorRow(
-        uid=f"row{seed}", session_id=0, prompt_ids=[rng.randrange(plain) for _ in range(prompt_tokens)],
+        uid=f"row{seed}", session_id=0, prompt_ids=[rng.choice(ordinary) for _ in range(prompt_tokens)],
         response_ids=response, response_mask=mask, benchmark_spec=spec, generations=generations,
     )  # fmt: skip

@@ -30,7 +30,7 @@ def main() -> None:
     from random_model import write_random_model
 
     is_gpu = arguments.hardware == "gpu"
-    dtype = torch.bfloat16 if is_gpu else torch.float32
+    dtype = torch.bfloat16 if arguments.dtype == "bfloat16" else torch.float32
     write_random_model(
         arguments.model, arguments.shape, arguments.tokenizer, device="cuda" if is_gpu else "cpu", dtype=dtype,
         scales_residual=arguments.scale_residual,
@@ -62,7 +62,7 @@ def _sample(arguments: argparse.Namespace) -> tuple[list[Any], list[list[float]]
 
     is_gpu = arguments.hardware == "gpu"
     engine = LLM(
-        model=str(arguments.model), dtype="bfloat16" if is_gpu else "float32", enforce_eager=True, seed=0,
+        model=str(arguments.model), dtype=arguments.dtype, enforce_eager=True, seed=0,
         max_model_len=4096, gpu_memory_utilization=arguments.gpu_memory_utilization,
         structured_outputs_config={"backend": "xgrammar"}, logprobs_mode="processed_logprobs",
         **({} if is_gpu else {"distributed_executor_backend": "uni", "enable_chunked_prefill": False}),
@@ -72,7 +72,12 @@ def _sample(arguments: argparse.Namespace) -> tuple[list[Any], list[list[float]]
     grammar = BenchmarkGrammar.from_benchmark(load_benchmark(arguments.benchmark), tokens)
     rng = random.Random(0)
     states = [list(EpisodeState)[place % 3] for place in range(arguments.generations)]
-    prompts = [[rng.randrange(min(tokens.control_ids)) for _ in range(arguments.prompt_tokens)] for _ in states]
+    if arguments.rows:
+        prompts = _real_prompts(tokenizer, tokens, arguments)[: len(states)]
+        states = states[: len(prompts)]
+    else:
+        ordinary = sorted(set(range(len(tokenizer))) - set(tokens.control_ids))
+        prompts = [[rng.choice(ordinary) for _ in range(arguments.prompt_tokens)] for _ in states]
     parameters = [
         SamplingParams(
             max_tokens=arguments.max_tokens, temperature=1.0, logprobs=0, seed=place, detokenize=False,
@@ -96,6 +101,17 @@ def _sample(arguments: argparse.Namespace) -> tuple[list[Any], list[list[float]]
     return rows, logprobs
 
 
+def _real_prompts(tokenizer: Any, tokens: Any, arguments: argparse.Namespace) -> list[list[int]]:
+    from atlas_rl.data.parquet import read_rows
+    from atlas_rl.grammar.template import ChatTemplate
+    from atlas_rl.tasks.benchmark import load_benchmark
+    from atlas_rl.tasks.sequential import messages
+
+    template, benchmark = ChatTemplate(tokenizer, tokens), load_benchmark(arguments.benchmark)
+    tools = [benchmark.explore.openai, benchmark.submit.openai]
+    return [template.prompt_ids(messages(benchmark, row), tools) for row in read_rows(arguments.rows)]
+
+
 def _compare(
     rows: list[Any], engine_logprobs: list[list[float]], arguments: argparse.Namespace
 ) -> tuple[dict[str, dict[str, float]], list[list[float]]]:
@@ -115,7 +131,7 @@ def _compare(
     longest = max(len(row.prompt_ids) + len(row.response_ids) for row in rows)
     [config] = compose(
         [
-            "experiment=gsm8k_smoke" if arguments.hardware == "gpu" else "experiment=urn_demo",
+            "experiment=gsm8k_smoke" if arguments.dtype == "bfloat16" else "experiment=urn_demo",
             f"hardware={arguments.hardware}", f"actor_rollout_ref.model.path={arguments.model}",
             "data.train_files=none", "data.val_files=none", "atlas.run.id=bench",
             "actor_rollout_ref.actor.optim.total_training_steps=1000",
@@ -201,7 +217,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, default=Path("/dev/shm/atlas_bench_model"), help="written if absent")
     parser.add_argument("--shape", default="8b", help="a size of random_model.SHAPES")
     parser.add_argument("--hardware", choices=("cpu", "gpu"), default="gpu")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), help="default: bfloat16 on a card, else float32")
     parser.add_argument("--benchmark", default="gsm8k")
+    parser.add_argument("--rows", type=Path, help="parquet of the benchmark, for real prompts in place of random ids")
     parser.add_argument("--generations", type=int, default=96)
     parser.add_argument("--prompt-tokens", type=int, default=256)
     parser.add_argument("--max-tokens", type=int, default=256)
@@ -210,7 +228,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--scale-residual", action="store_true", help="see random_model.write_random_model")
     parser.add_argument("--out", type=Path)
     parser.add_argument("override", nargs="*", help="further configuration keys")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    arguments.dtype = arguments.dtype or ("bfloat16" if arguments.hardware == "gpu" else "float32")
+    return arguments
 
 
 if __name__ == "__main__":
