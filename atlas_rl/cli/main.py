@@ -12,6 +12,7 @@ import typer
 
 from atlas_rl.cli.boundary import prepare_boundary
 from atlas_rl.cli.demo import demo_prepare
+from atlas_rl.cli.lora import lora_app
 from atlas_rl.errors import AtlasError, ConfigError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -28,6 +29,7 @@ demo_app.command("prepare")(demo_prepare)
 demo_app.command("boundary")(prepare_boundary)
 check_app = typer.Typer(no_args_is_help=True, help="Check what a stage has stored.")
 app.add_typer(check_app, name="check")
+app.add_typer(lora_app, name="lora")
 
 _SPLITS = ("train", "val", "demonstrations")
 

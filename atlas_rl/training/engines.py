@@ -7,10 +7,10 @@ devices and outrank verl's own.
 
 import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel, TaskType, get_peft_model
 from tensordict import TensorDict
 from transformers import AutoModelForTokenClassification
 from verl.utils import model as verl_model
@@ -19,27 +19,11 @@ from verl.utils.py_functional import convert_to_regular_types
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp import transformer_impl
 
+from atlas_rl.adapters.build import add_adapter, load_adapter
+from atlas_rl.adapters.settings import VALUE_HEAD, AdapterKind, AdapterSettings
 from atlas_rl.errors import ConfigError, TrainingError
 from atlas_rl.training.chosen_tokens import POLICY_KEY, ChosenTokens, nested_outputs
 from atlas_rl.training.output_head import OutputHead
-from atlas_rl.training.update_check import VALUE_HEAD
-
-
-def _lora_config(model_config: object, task_type: TaskType, *, modules_to_save: list[str] | None) -> LoraConfig:
-    targets = convert_to_regular_types(model_config.target_modules)  # type: ignore[attr-defined]
-    if not isinstance(targets, list | tuple):
-        raise ConfigError(
-            f"model.target_modules must be an explicit list of module names, got {targets!r}: 'all-linear' would put "
-            "an adapter on the value head; write for example [q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj]"
-        )
-    return LoraConfig(
-        task_type=task_type,
-        r=model_config.lora_rank,  # type: ignore[attr-defined]
-        lora_alpha=model_config.lora_alpha,  # type: ignore[attr-defined]
-        target_modules=list(targets),
-        modules_to_save=modules_to_save,
-        bias="none",
-    )
 
 
 def trainable_digests(module: torch.nn.Module) -> dict[str, str]:
@@ -57,28 +41,30 @@ def trainable_digests(module: torch.nn.Module) -> dict[str, str]:
 class _AtlasEngine:
     """What actor and critic share: fp32 adapters over a frozen base, and digests of what trains."""
 
+    kind: AdapterKind
+
     def _build_lora_module(self, module: torch.nn.Module) -> torch.nn.Module:
         module.enable_input_require_grads()  # type: ignore[operator]
-        if getattr(self.model_config, "lora_adapter_path", None) is not None:  # type: ignore[attr-defined]
-            module = PeftModel.from_pretrained(module, self.model_config.lora_adapter_path, is_trainable=True)  # type: ignore[attr-defined]
-            if module.peft_config["default"].task_type != self.task_type:  # type: ignore[attr-defined]
-                raise ConfigError(
-                    f"adapter {self.model_config.lora_adapter_path}: task type "  # type: ignore[attr-defined]
-                    f"{module.peft_config['default'].task_type}, needed {self.task_type}"  # type: ignore[attr-defined]
-                )
-        else:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(int(getattr(self.model_config.hf_config, "lora_seed", 0)))  # type: ignore[attr-defined]
-                lora = _lora_config(
-                    self.model_config,  # type: ignore[attr-defined]
-                    self.task_type,  # type: ignore[attr-defined]
-                    modules_to_save=self.modules_to_save,  # type: ignore[attr-defined]
-                )
-                module = get_peft_model(module, lora)
-        for parameter in module.parameters():
-            if parameter.requires_grad:
-                parameter.data = parameter.data.float()
-        return module
+        config: Any = self.model_config  # type: ignore[attr-defined]
+        targets = convert_to_regular_types(config.target_modules)
+        if not isinstance(targets, list | tuple):
+            raise ConfigError(
+                f"model.target_modules must be an explicit list of module names, got {targets!r}: 'all-linear' would "
+                "put an adapter on the value head; write for example "
+                "[q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj]"
+            )
+        settings = AdapterSettings(
+            kind=self.kind, rank=config.lora_rank, alpha=config.lora_alpha, targets=tuple(targets)
+        )
+        if getattr(config, "lora_adapter_path", None) is not None:
+            return load_adapter(module, Path(config.lora_adapter_path), settings)
+        return add_adapter(
+            module,
+            settings,
+            seed=int(getattr(config.hf_config, "lora_seed", 0)),
+            value_head_std=float(getattr(config.hf_config, "value_head_std", 0.0)),
+            value_head_seed=int(getattr(config.hf_config, "value_head_seed", 0)),
+        )
 
     def trainable_digests(self) -> dict[str, str]:
         """Sha256 of every trainable tensor of this rank, by name."""
@@ -92,8 +78,7 @@ class AtlasLanguageEngine(_AtlasEngine, transformer_impl.FSDPEngineWithLMHead): 
     verl's own arithmetic on logits.
     """
 
-    task_type = TaskType.CAUSAL_LM
-    modules_to_save = None
+    kind = AdapterKind.ACTOR
     _chosen: ChosenTokens | None = None
 
     def _build_module(self) -> torch.nn.Module:
@@ -139,8 +124,7 @@ class AtlasValueEngine(_AtlasEngine, transformer_impl.FSDPEngineWithValueHead): 
     the head's initial weights, drawn from ``value_head_seed``; its bias starts at 0.
     """
 
-    task_type = TaskType.TOKEN_CLS
-    modules_to_save = [VALUE_HEAD]  # noqa: RUF012
+    kind = AdapterKind.CRITIC
 
     def _build_module(self) -> torch.nn.Module:
         # verl's builder looks the loader up by name at call time; it has no parameter for it.

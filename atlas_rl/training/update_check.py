@@ -2,10 +2,8 @@
 
 from collections.abc import Sequence
 
+from atlas_rl.adapters.settings import VALUE_HEAD
 from atlas_rl.errors import TrainingError
-
-VALUE_HEAD = "score"
-"""The classifier layer of every Hugging Face token-classification model: hidden size to one value."""
 
 Digests = Sequence[dict[str, str]]
 """[ranks] parameter name to sha256 of that rank's part."""
