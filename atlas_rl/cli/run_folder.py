@@ -7,6 +7,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from atlas_rl.checkpoint.layout import committed_steps
 from atlas_rl.cli.preflight import Prepared
 from atlas_rl.errors import ConfigError
 from atlas_rl.reporting.manifest import (
@@ -26,7 +27,6 @@ _NOT_TRAINING = (
     "atlas.run.resume",
     "ray_kwargs",
     "trainer.logger",
-    "trainer.resume_mode",
 )
 """Keys that a resume may change: they do not change what is trained."""
 
@@ -37,8 +37,6 @@ class RunFolder:
     def __init__(self, config: Any, atlas: AtlasConfig, prepared: Prepared) -> None:
         """Number the attempt and pass the number on in ``config`` and ``atlas``.
 
-        A resume lets verl look for the latest checkpoint.
-
         Raises:
             ConfigError: the folder is that of another configuration, or cannot be resumed.
         """
@@ -47,13 +45,12 @@ class RunFolder:
         attempt_id = next_attempt(atlas.run.folder, self._manifest, resume=atlas.run.resume, ignored_keys=_NOT_TRAINING)
         self.atlas = replace(atlas, run=replace(atlas.run, attempt_id=attempt_id))
         config.atlas.run.attempt_id = attempt_id
-        config.trainer.resume_mode = "auto" if atlas.run.resume else "disable"
         self.checkpoints = Path(config.trainer.default_local_dir)
 
     @property
     def starts_over(self) -> bool:
         """True for a resume without a checkpoint to go on from."""
-        return self.atlas.run.resume and not (self.checkpoints / "latest_checkpointed_iteration.txt").exists()
+        return self.atlas.run.resume and not committed_steps(self.checkpoints)
 
     @property
     def log(self) -> Path:

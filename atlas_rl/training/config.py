@@ -123,6 +123,23 @@ class PolicyConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointConfig:
+    """Which saved steps stay; ``trainer.save_freq`` says when a step is saved."""
+
+    anchor_every: int | None = None
+    """Steps that are multiples of it stay for good; None: only the latest stays."""
+
+    def __post_init__(self) -> None:
+        """Refuse a distance below one step.
+
+        Raises:
+            ConfigError: as said.
+        """
+        if self.anchor_every is not None and self.anchor_every < 1:
+            raise ConfigError(f"atlas.checkpoint.anchor_every must be at least 1 or null, got {self.anchor_every}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AtlasConfig:
     """Everything under ``atlas``."""
 
@@ -130,6 +147,7 @@ class AtlasConfig:
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     env: dict[str, str] = field(default_factory=dict)
     """Environment variables that verl, vLLM and Ray read; set before any of them is imported."""
 

@@ -15,12 +15,17 @@ from tensordict import TensorDict
 from transformers import AutoModelForTokenClassification
 from verl.utils import model as verl_model
 from verl.utils import tensordict_utils as tu
+from verl.utils.fsdp_utils import load_fsdp_model_to_gpu, offload_fsdp_model_to_cpu, offload_fsdp_optimizer
 from verl.utils.py_functional import convert_to_regular_types
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp import transformer_impl
 
 from atlas_rl.adapters.build import add_adapter, load_adapter
 from atlas_rl.adapters.settings import VALUE_HEAD, AdapterKind, AdapterSettings
+from atlas_rl.checkpoint.engine_state import capture_engine, restore_engine, trainable_specs
+from atlas_rl.checkpoint.identity import ModelIdentity
+from atlas_rl.checkpoint.loading import load_rank
+from atlas_rl.checkpoint.rank_writer import RankWriter, SaveCost
 from atlas_rl.errors import ConfigError, TrainingError
 from atlas_rl.training.chosen_tokens import POLICY_KEY, ChosenTokens, nested_outputs
 from atlas_rl.training.output_head import OutputHead
@@ -66,9 +71,58 @@ class _AtlasEngine:
             value_head_seed=int(getattr(config.hf_config, "value_head_seed", 0)),
         )
 
+    def _build_optimizer(self, module: torch.nn.Module) -> torch.optim.Optimizer:
+        """Verl gives the optimizer every parameter; the frozen base has no business in it, nor in what is saved."""
+        optimizer: torch.optim.Optimizer = super()._build_optimizer(module)  # type: ignore[misc]
+        for group in optimizer.param_groups:
+            group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]
+        return optimizer
+
     def trainable_digests(self) -> dict[str, str]:
         """Sha256 of every trainable tensor of this rank, by name."""
         return trainable_digests(self.module)  # type: ignore[attr-defined]
+
+    _writer: RankWriter | None = None
+
+    def save_step(self, partial: Path) -> SaveCost:
+        """Copy what this rank trains to host memory and begin to write it into ``partial``.
+
+        Raises:
+            TrainingError: the step before could not be written.
+        """
+        if self._writer is None:
+            self._writer = RankWriter(str(self.kind), torch.distributed.get_rank())
+        state = capture_engine(self.module, self.optimizer, self.lr_scheduler)  # type: ignore[attr-defined]
+        return self._writer.save(partial, state)
+
+    def load_step(self, step: Path, identity: ModelIdentity) -> None:
+        """Put this rank's part of a saved step back.
+
+        Raises:
+            TrainingError: a file is damaged.
+            ConfigError: the step is of another model, adapter or world size.
+        """
+        module: torch.nn.Module = self.module  # type: ignore[attr-defined]
+        state = load_rank(
+            step, str(self.kind), torch.distributed.get_rank(), expect=identity, trainable=trainable_specs(module)
+        )
+        # The optimizer's state goes to where its parameters are, which must be where they train.
+        if self._is_offload_param:  # type: ignore[attr-defined]
+            load_fsdp_model_to_gpu(module)
+        restore_engine(module, self.optimizer, self.lr_scheduler, state)  # type: ignore[attr-defined]
+        if self._is_offload_param:  # type: ignore[attr-defined]
+            offload_fsdp_model_to_cpu(module)
+        if self._is_offload_optimizer:  # type: ignore[attr-defined]
+            offload_fsdp_optimizer(self.optimizer)  # type: ignore[attr-defined]
+
+    def finish_saving(self) -> None:
+        """Wait until what was copied is on disk.
+
+        Raises:
+            TrainingError: it could not be written.
+        """
+        if self._writer is not None:
+            self._writer.wait()
 
 
 class AtlasLanguageEngine(_AtlasEngine, transformer_impl.FSDPEngineWithLMHead):  # type: ignore[misc]

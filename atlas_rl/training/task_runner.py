@@ -96,6 +96,7 @@ def train(config: Any, atlas: AtlasConfig, console: RunConsole) -> None:
                     reward_loop_worker_handles=trainer.get_reward_handles(),
                 )
             )
+            trainer.close()
         finally:
             console.end_stage()
             try:

@@ -33,6 +33,7 @@ from atlas_rl.training.batch import (
     row_tensors,
     step_manifest,
 )
+from atlas_rl.training.checkpoints import Checkpoints
 from atlas_rl.training.chosen_tokens import POLICY_KEY
 from atlas_rl.training.config import AtlasConfig
 from atlas_rl.training.console import RunConsole
@@ -66,10 +67,32 @@ class AtlasTrainer(PPOTrainerSync):  # type: ignore[misc]
         self.critic_updates = 0
         self._head_is_checked = False
         self._heartbeat: Heartbeat | None = None
+        self.checkpoints: Checkpoints | None = None
         self._drawn: tuple[tuple[str, int], int] = (("", -1), 0)
         super().__init__(config)
 
     # ------------------------------------------------------------------ set-up
+
+    def _load_checkpoint(self) -> None:
+        """Go on from the newest step of a run that is resumed; verl's own checkpoints are not used."""
+        self.checkpoints = Checkpoints(self) if self.config.trainer.save_freq > 0 or self.atlas.run.resume else None
+        self.global_steps = 0
+        if self.checkpoints is not None and self.atlas.run.resume:
+            self.global_steps = self.checkpoints.restore()
+            self.console.line(f"resumed from step {self.global_steps}")
+
+    def _save_checkpoint(self) -> None:
+        if self.checkpoints is not None:
+            self.metrics_log.write(self.global_steps, self.checkpoints.save())
+
+    def close(self) -> None:
+        """Wait for what is still being written.
+
+        Raises:
+            TrainingError: the last step could not be written.
+        """
+        if self.checkpoints is not None:
+            self.checkpoints.close()
 
     def _build_replay_buffer(self) -> Any:
         buffer = super()._build_replay_buffer()
@@ -120,6 +143,11 @@ class AtlasTrainer(PPOTrainerSync):  # type: ignore[misc]
         return batch
 
     # ------------------------------------------------------------------ one step
+
+    def _balance_batch(self, batch: KVBatchMeta, *arguments: Any, **options: Any) -> KVBatchMeta:
+        """Rows come in the order in which they finished; in that of their names a resumed run adds up the same sums."""
+        batch.reorder(sorted(range(len(batch.keys)), key=lambda place: batch.keys[place]))
+        return super()._balance_batch(batch, *arguments, **options)
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         self._require_whole_batch(batch)

@@ -1,5 +1,7 @@
 """verl's worker classes with this project's engines registered and a process group that a CPU accepts."""
 
+from pathlib import Path
+
 import torch
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils.device import get_device_name
@@ -7,6 +9,8 @@ from verl.workers import engine_workers
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 import atlas_rl.training.engines  # noqa: F401  (registers the engines in the process that builds them)
+from atlas_rl.checkpoint.identity import ModelIdentity
+from atlas_rl.checkpoint.rank_writer import SaveCost
 
 
 def _join_process_group() -> None:
@@ -28,6 +32,22 @@ class AtlasTrainingWorker(TrainingWorker):  # type: ignore[misc]
         digests: dict[str, str] = self.engine.trainable_digests()
         return digests
 
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def save_step(self, partial: str) -> SaveCost:
+        """Copy this rank's state and begin to write it into the folder of a begun step."""
+        cost: SaveCost = self.engine.save_step(Path(partial))
+        return cost
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def load_step(self, step: str, identity: ModelIdentity) -> None:
+        """Put a saved step back into this rank."""
+        self.engine.load_step(Path(step), identity)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def finish_saving(self) -> None:
+        """Wait until what was copied is on disk."""
+        self.engine.finish_saving()
+
 
 class AtlasActorWorker(ActorRolloutRefWorker):  # type: ignore[misc]
     """The actor, its rollout engine's adapter and, without LoRA, the reference model."""
@@ -44,3 +64,19 @@ class AtlasActorWorker(ActorRolloutRefWorker):  # type: ignore[misc]
         """Sha256 of every trainable tensor of the actor on this rank, by name."""
         digests: dict[str, str] = self.actor.engine.trainable_digests()
         return digests
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def save_step(self, partial: str) -> SaveCost:
+        """Copy this rank's state and begin to write it into the folder of a begun step."""
+        cost: SaveCost = self.actor.engine.save_step(Path(partial))
+        return cost
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def load_step(self, step: str, identity: ModelIdentity) -> None:
+        """Put a saved step back into this rank."""
+        self.actor.engine.load_step(Path(step), identity)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def finish_saving(self) -> None:
+        """Wait until what was copied is on disk."""
+        self.actor.engine.finish_saving()

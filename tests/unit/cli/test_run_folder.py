@@ -40,7 +40,7 @@ def test_a_new_run_writes_its_manifest_and_logs_as_attempt_0(tmp_path: Path) -> 
     one = demo(tmp_path)
     folder = started(one)
     assert folder.log == tmp_path / "logs" / "test.attempt0.log"
-    assert (folder.atlas.run.attempt_id, one.atlas.run.attempt_id, one.trainer.resume_mode) == (0, 0, "disable")
+    assert (folder.atlas.run.attempt_id, one.atlas.run.attempt_id) == (0, 0)
     manifest = json.loads((tmp_path / "artifacts" / "test" / "run.json").read_text())
     assert manifest["config"]["atlas"]["reward"]["format_score"] == "0"
     assert manifest["data_files"] == {"train.parquet": {"sha256": "b" * 64, "num_rows": 5}}
@@ -97,21 +97,16 @@ def test_a_run_whose_data_changed_cannot_be_resumed(tmp_path: Path) -> None:
     )
 
 
-def test_a_resume_is_numbered_and_lets_verl_find_the_checkpoint(tmp_path: Path) -> None:
+def test_a_resume_is_numbered_and_knows_whether_there_is_a_step_to_go_on_from(tmp_path: Path) -> None:
     started(demo(tmp_path))
     for attempt in (1, 2):
         one = demo(tmp_path, **{"atlas.run.resume": True, "trainer.logger": ["wandb"]})
         folder = started(one)
         assert folder.log.name == f"test.attempt{attempt}.log"
-        assert (folder.atlas.run.attempt_id, one.atlas.run.attempt_id, one.trainer.resume_mode) == (
-            attempt,
-            attempt,
-            "auto",
-        )
+        assert (folder.atlas.run.attempt_id, one.atlas.run.attempt_id) == (attempt, attempt)
         assert json.loads((tmp_path / "artifacts" / "test" / f"run.resume_{attempt}.json").read_text())
         assert folder.starts_over
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("3")
+    (tmp_path / "checkpoints" / "global_step_3").mkdir(parents=True)
     assert not folder.starts_over
 
 
