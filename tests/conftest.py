@@ -1,8 +1,10 @@
 """Fixtures that tests of several rooms need."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 HEAVY = {"integration", "gpu"}
 """Folders whose tests start engines: never two at a time."""
@@ -19,10 +21,15 @@ def shared() -> Path:
     return SHARED
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of heavy folders share one process when tests run in several."""
-    here = Path(__file__).parent
-    for item in items:
-        if item.path.relative_to(here).parts[0] in HEAVY:
-            item.add_marker(pytest.mark.xdist_group("engines"))
+class OneEngineAtATime(LoadScopeScheduling):
+    """Heavy folders are one piece of work, any other file is its own: for runs in several processes."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.split("::")[0]
+        return "engines" if path.split("/")[1] in HEAVY else path
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneEngineAtATime:
+    """How tests are handed out."""
+    return OneEngineAtATime(config, log)
