@@ -12,6 +12,7 @@ import typer
 
 from atlas_rl.cli.boundary import prepare_boundary
 from atlas_rl.cli.demo import demo_prepare
+from atlas_rl.cli.grammar_check import grammar_app
 from atlas_rl.cli.lora import lora_app
 from atlas_rl.errors import AtlasError, ConfigError
 
@@ -22,6 +23,7 @@ run_app = typer.Typer(no_args_is_help=True, help="Read what a run has stored.")
 app.add_typer(data_app, name="data")
 app.add_typer(model_app, name="model")
 app.add_typer(run_app, name="run")
+app.add_typer(grammar_app, name="grammar")
 
 demo_app = typer.Typer(no_args_is_help=True, help="Questions and models that stages of this repository run on.")
 app.add_typer(demo_app, name="demo")

@@ -7,6 +7,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from atlas_rl.cli.dataset_files import DatasetFile, benchmarks_of, check_batch_fits, read_datasets
+from atlas_rl.cli.engine_keys import check_engine_keys, with_stop_ids
 from atlas_rl.cli.model_folder import ModelFolder, read_model_folder, read_tokenizer_folder
 from atlas_rl.cli.policy_keys import check_policy_keys
 from atlas_rl.cli.prompts import (
@@ -29,7 +30,7 @@ class Prepared:
     """What the checks found out about a run that may start."""
 
     grammar_hashes: Mapping[str, str]
-    """sha256 of the structural tag by ``BENCHMARK/STATE``."""
+    """sha256 of the structural tag by ``BENCHMARK/STATE``, of tighter texts by ``BENCHMARK/STATE/text_N``."""
     protocol_token_ids: Mapping[str, Any]
     """Token ids by their part in the protocol."""
     files: Mapping[str, tuple[str, int]]
@@ -53,6 +54,7 @@ def preflight(config: Any, atlas: AtlasConfig) -> Prepared:
         AtlasError: the first thing that would stop or spoil the run, in one line.
     """
     check_verl_keys(config, is_constrained=atlas.runtime.grammar)
+    check_engine_keys(config, is_constrained=atlas.runtime.grammar)
     compose(atlas.reward.potentials)
     actor = read_model_folder(f"{MODEL}.path", config.actor_rollout_ref.model.path)
     critic = read_model_folder("critic.model.path", config.critic.model.path)
@@ -62,18 +64,19 @@ def preflight(config: Any, atlas: AtlasConfig) -> Prepared:
     check_batch_fits(config, train)
     benchmarks = benchmarks_of([*train, *val])
     protocol = load_protocol(config, _tokenizer_folder(config), enable_thinking=atlas.runtime.enable_thinking)
+    protocol = with_stop_ids(protocol, actor.path)
     for model in (actor, critic):
         check_vocabulary(protocol, model.path, model.vocab_size)
-    grammar = grammars(benchmarks, protocol)
+    grammar = grammars(benchmarks, protocol, atlas.runtime.max_text_tokens)
     check_response_budget(config, grammar, protocol)
     longest = check_prompts(config, [*train, *val], benchmarks, protocol)
     if atlas.runtime.grammar:
         _check_compiled(grammar, protocol, actor)
     return Prepared(
         grammar_hashes={
-            f"{benchmarks[spec].name}/{state}": one.sha256
+            f"{benchmarks[spec].name}/{name}": one.sha256
             for spec, states in grammar.items()
-            for state, one in states.items()
+            for name, one in states.by_name(rungs=atlas.runtime.reserve_call).items()
         },
         protocol_token_ids=_token_ids(protocol),
         files={file.path: (file.sha256, len(file.openings)) for file in [*train, *val]},

@@ -71,8 +71,15 @@ def check_vocabulary(protocol: Protocol, folder: Path, vocab_size: int) -> None:
         )
 
 
-def grammars(benchmarks: Mapping[str, Benchmark], protocol: Protocol) -> dict[str, BenchmarkGrammar]:
+def grammars(
+    benchmarks: Mapping[str, Benchmark], protocol: Protocol, max_text_tokens: int | None = None
+) -> dict[str, BenchmarkGrammar]:
     """The grammars of every benchmark, by benchmark_spec.
+
+    Args:
+        benchmarks: By benchmark_spec.
+        protocol: The run's tokenizer.
+        max_text_tokens: ``atlas.runtime.max_text_tokens``.
 
     Raises:
         GrammarError: a schema cannot be enforced; the message names the benchmark.
@@ -80,7 +87,7 @@ def grammars(benchmarks: Mapping[str, Benchmark], protocol: Protocol) -> dict[st
     made = {}
     for spec, benchmark in benchmarks.items():
         try:
-            made[spec] = BenchmarkGrammar.from_benchmark(benchmark, protocol.tokens)
+            made[spec] = BenchmarkGrammar.from_benchmark(benchmark, protocol.tokens, max_text_tokens=max_text_tokens)
         except GrammarError as error:
             raise GrammarError(f"benchmark_spec {spec!r}: {error}") from error
     return made

@@ -16,6 +16,9 @@ from atlas_rl.records.vocabulary import EpisodeState, Finish
 
 _COMPILERS: WeakKeyDictionary[Any, dict[tuple[int, int], Any]] = WeakKeyDictionary()
 """tokenizer -> (vocabulary size, end of turn) -> compiler; a compiler caches what it compiled."""
+_CACHE_BYTES = 64 * 2**20
+"""What a compiler may keep as XGrammar counts it, the least used going first. Its count is rough: thousands of small
+grammars take about eight times as much memory, a long string a tenth."""
 
 
 class Matcher:
@@ -100,7 +103,7 @@ def compile_states(
             info = xgrammar.TokenizerInfo.from_huggingface(
                 tokenizer, vocab_size=vocab_size, stop_token_ids=[tokens.end_of_turn_id]
             )
-            compilers[key] = xgrammar.GrammarCompiler(info)
+            compilers[key] = xgrammar.GrammarCompiler(info, cache_limit_bytes=_CACHE_BYTES)
     compiled = {}
     for state, grammar in grammars.items():
         with blame(GrammarError, f"XGrammar cannot compile the tag of state {state}"):
@@ -117,7 +120,8 @@ def verify_states(
     """Prove on the run's own tokenizer that grammar and reader agree; for the start of a run.
 
     In each state a shortest call of each tool must be accepted and read back, only the end of turn may follow it, and
-    the end of turn, a control token or a call of another state's tool must be unreachable.
+    a call of another state's tool must be unreachable. Up to its end no id at which the engine stops and no other
+    control token may be legal but the two that frame it.
 
     Raises:
         GrammarError: any of it does not hold.
@@ -136,11 +140,28 @@ def verify_states(
         for name, text in everywhere.items():
             ids = [tokens.call_begin_id, *template.encode_text(text), tokens.call_end_id]
             matcher = compiled.matcher(state)
-            accepted = all(matcher.accept(token_id) for token_id in ids)
+            accepted = _step_through(state, matcher, ids, tokens)
             if accepted != (name in grammar.allowed_tools):
                 raise GrammarError(f"state {state}: call of {name!r} accepted: {accepted}, against the tag's own tools")
             if accepted:
                 _verify_call(grammar, matcher, ids, tokens, template)
+
+
+def _step_through(state: EpisodeState, matcher: Matcher, ids: list[int], tokens: ProtocolTokens) -> bool:
+    """Whether a call is accepted."""
+    framing = {tokens.call_begin_id, tokens.call_end_id}
+    for place, token_id in enumerate(ids):
+        allowed = matcher.allowed()
+        wrong = [one for one in {*tokens.control_ids, *tokens.stop_ids} - framing if allowed[one]]
+        wrong += [one for one in framing if allowed[one] and one != token_id]
+        if wrong:
+            raise GrammarError(
+                f"state {state}: ids {sorted(wrong)[:8]} are legal at token {place} of a call, though they end a turn "
+                "or belong to the protocol; declare them as added tokens of the tokenizer"
+            )
+        if not matcher.accept(token_id):
+            return False
+    return True
 
 
 def _verify_call(

@@ -9,7 +9,11 @@ from dataclasses import dataclass
 from atlas_rl.errors import GrammarError
 
 _PRINTABLE = frozenset(map(chr, range(0x20, 0x7F)))
-_MAX_REPEAT = 4096
+_MAX_REPEAT = 512
+"""XGrammar compiles a wide class once a repeat, some 10 ms each at 151,936 tokens; maxLength has no such price."""
+
+_MAX_CHARS = 4096
+"""Largest longest word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,7 @@ class _Reader:
         self._at = 1
 
     def _fail(self, what: str) -> GrammarError:
-        return GrammarError(f"{self._where}: pattern {self._pattern!r}: {what} at character {self._at}")
+        return GrammarError(f"{self._where} {self._pattern!r}: {what} at character {self._at}")
 
     def _peek(self) -> str:
         return self._pattern[self._at : self._at + 1]
@@ -61,6 +65,8 @@ class _Reader:
         words = self._choice(depth=0)
         if self._take() != "$" or self._peek():
             raise self._fail("has something after its end; put alternatives into a group: ^(a|b)$")
+        if words.max_chars > _MAX_CHARS:
+            raise self._fail(f"has words of {words.max_chars} characters, more than {_MAX_CHARS}; lower its repeats")
         return words
 
     def _choice(self, depth: int) -> Words:
@@ -103,7 +109,7 @@ class _Reader:
         self._at += len(body) + 1
         bounds = int(low), int(high if comma else low)
         if bounds[0] > bounds[1] or bounds[1] > _MAX_REPEAT:
-            raise self._fail(f"repeat {{{body}}} must ascend and end at {_MAX_REPEAT} or less")
+            raise self._fail(f"repeat {{{body}}} must ascend and end at {_MAX_REPEAT} or less; maxLength can be longer")
         return bounds
 
     def _atom(self) -> Words:

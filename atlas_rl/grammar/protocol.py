@@ -85,7 +85,7 @@ class ProtocolTokens:
             extra_stop_ids: Further ids at which the engine stops (``eos_token_id`` of generation_config.json).
 
         Raises:
-            GrammarError: a call token is not one token, there is no end token, or a stop id is an ordinary token.
+            GrammarError: a call token is not one token, there is no end token, or a stop id is no added token.
         """
         added = {int(token_id): str(token) for token_id, token in tokenizer.added_tokens_decoder.items()}
         ids = {text: token_id for token_id, text in added.items()}
@@ -107,6 +107,13 @@ class ProtocolTokens:
             )
         control = {i: text for i, text in sorted(added.items()) if text not in THINK_MARKS and text.strip()}
         stop_ids = tuple(dict.fromkeys([end_id, *(int(stop) for stop in extra_stop_ids)]))
+        name_of = tokenizer.backend_tokenizer.id_to_token
+        unknown = [stop for stop in stop_ids if stop not in control and (stop < 0 or name_of(stop) is None)]
+        if unknown:
+            raise GrammarError(
+                f"stop ids {unknown} are no tokens of the tokenizer; take them out of generation_config.json, or use "
+                "the tokenizer that belongs to the model"
+            )
         ordinary = [stop for stop in stop_ids if stop not in control]
         if ordinary:
             raise GrammarError(

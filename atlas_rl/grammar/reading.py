@@ -1,7 +1,7 @@
 """The reading of one generation: which call it holds, by token ids, and whether the call may run.
 
-One rule for grammar, reader and record: the first call-begin token ends the free text, inside ``<think>`` or not, and
-the call it opens is the action. A call is never repaired and a second one never ignored.
+One rule for grammar, reader and record (docs/decisions/0007): the first call-begin token ends the free text, inside
+``<think>`` or not, and the call it opens is the action. A call is never repaired and a second one never ignored.
 """
 
 import json
@@ -17,6 +17,10 @@ from atlas_rl.grammar.schema import REPLACEMENT
 from atlas_rl.records.episode import ProposedCall
 from atlas_rl.records.vocabulary import Finish, TerminalReason
 from atlas_rl.tasks.benchmark import Tool
+
+_CUT_CHARACTER = "; its last bytes are no whole character and stand in the token ids alone"
+_MAX_CHARACTER_TOKENS = 4
+"""A character has four bytes at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +55,8 @@ def read_generation(
     """Read the one call of a generation.
 
     A generation cut by its token limit exactly after a closed call holds everything that decides the action, so that
-    call runs; cut any earlier it ends in ``length`` and nothing runs.
+    call runs; cut any earlier it ends in ``length`` and nothing runs. A character that the cut tears apart is read as
+    U+FFFD; the call's reason says so.
 
     Args:
         token_ids: [N] sampled ids, the stop token included if one was sampled.
@@ -74,7 +79,8 @@ def read_generation(
     body = list(token_ids[:-1] if ended else token_ids)
     begins = [index for index, token in enumerate(body) if token == tokens.call_begin_id]
     if not begins:
-        reason = "generation ended without a call" if ended else "generation was cut before any call"
+        cut = "generation was cut before any call" + _cut_mark(decode(body[-_MAX_CHARACTER_TOKENS:]))
+        reason = "generation ended without a call" if ended else cut
         return _reading(turn_id, _no_call(ended), reason=reason)
     start = begins[0]
     end = next((i for i in range(start + 1, len(body)) if body[i] == tokens.call_end_id), None)
@@ -85,7 +91,7 @@ def read_generation(
         payload = _Payload(None, None, f"generation opens {1 + extra} calls; write one")
     elif end is None and not ended:
         terminal = TerminalReason.LENGTH
-        payload = _Payload(None, None, "generation was cut inside its call")
+        payload = _Payload(None, None, "generation was cut inside its call" + _cut_mark(raw_text))
     else:
         payload = _read_payload(raw_text, tools)
         before = tokens.call_end_id in body[:start]
@@ -94,6 +100,11 @@ def read_generation(
             payload = _Payload(payload.name, payload.arguments, frame)
         terminal = TerminalReason.INVALID_CALL if payload.reason else None
     return _reading(turn_id, terminal, payload.name, payload.arguments, raw_text, payload.reason, extra, start, closed)
+
+
+def _cut_mark(text: str) -> str:
+    """What a cut generation's reason says of its end: a decoder writes U+FFFD for the bytes of half a character."""
+    return _CUT_CHARACTER if text.endswith(REPLACEMENT) else ""
 
 
 def _no_call(ended: bool) -> TerminalReason:

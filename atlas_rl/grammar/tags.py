@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from atlas_rl.errors import GrammarError
+from atlas_rl.grammar.parts import Format, Part
 from atlas_rl.grammar.protocol import ProtocolTokens
-from atlas_rl.grammar.schema import Format, Part, call_part
+from atlas_rl.grammar.schema import call_part
+from atlas_rl.grammar.text import MAX_TEXT_TOKENS, text_format, tighter_bounds
 from atlas_rl.records.vocabulary import EpisodeState
 from atlas_rl.tasks.benchmark import Benchmark, Tool
 
@@ -30,10 +32,12 @@ class StateGrammar:
     """JSON of the tag, as the engine takes it."""
     shortest_calls: tuple[str, ...]
     """[num_tools] a shortest text between the call tokens, one a tool."""
-    longest_call_bytes: int | None
-    """UTF-8 bytes of the longest text between the call tokens; None: an argument has no bound."""
+    longest_call_bytes: int
+    """UTF-8 bytes of the longest text between the call tokens."""
     max_text_tokens: int | None
     """Bound on the free text in sampled tokens, None: unbounded."""
+    rungs: tuple["StateGrammar", ...] = ()
+    """The same calls behind less and less text, the last one without any; empty if there is no text to lessen."""
 
     @property
     def sha256(self) -> str:
@@ -50,16 +54,23 @@ class StateGrammar:
         return min(len(encode(text)) for text in self.shortest_calls) + _FRAME_TOKENS
 
     @property
-    def max_call_tokens(self) -> int | None:
-        """No call with its end of turn has more tokens, however it is cut into tokens; None: no bound."""
-        return None if self.longest_call_bytes is None else self.longest_call_bytes + _FRAME_TOKENS
+    def max_call_tokens(self) -> int:
+        """No call with its end of turn has more tokens, however it is cut into tokens."""
+        return self.longest_call_bytes + _FRAME_TOKENS
 
     @property
     def max_generation_tokens(self) -> int | None:
         """No generation has more tokens, free text included; None: no bound."""
-        if self.max_call_tokens is None or self.max_text_tokens is None:
-            return None
-        return self.max_call_tokens + self.max_text_tokens
+        return None if self.max_text_tokens is None else self.max_call_tokens + self.max_text_tokens
+
+    def within(self, num_tokens: int) -> "StateGrammar":
+        """The loosest of it and its rungs of which every generation fits ``num_tokens``; if none does, the last one."""
+        fitting = (one for one in (self, *self.rungs) if one.fits(num_tokens))
+        return next(fitting, self.rungs[-1] if self.rungs else self)
+
+    def fits(self, num_tokens: int) -> bool:
+        """Whether no generation takes more than ``num_tokens``."""
+        return self.max_generation_tokens is not None and self.max_generation_tokens <= num_tokens
 
 
 def state_grammar(
@@ -81,20 +92,29 @@ def state_grammar(
         raise GrammarError(f"state {state}: needs at least one tool, each with its own name, got {names}")
     if not tokens.control_texts:
         raise GrammarError(f"state {state}: protocol tokens list no control tokens; make them with from_tokenizer")
+    if max_text_tokens is not None and not 0 <= max_text_tokens <= MAX_TEXT_TOKENS:
+        raise GrammarError(
+            f"state {state}: max_text_tokens is {max_text_tokens}; write 0 to {MAX_TEXT_TOKENS}, or null for text "
+            "without a bound"
+        )
     parts = [call_part(tool, tokens) for tool in tools]
     calls = [_tag(part, tokens) for part in parts]
     call = calls[0] if len(calls) == 1 else {"type": "or", "elements": calls}
-    text = _text(max_text_tokens, tokens)
-    tag = {"type": "structural_tag", "format": {"type": "sequence", "elements": [text, call]} if text else call}
-    bounds = [part.max_bytes for part in parts]
-    return StateGrammar(
-        state=state,
-        tools=tuple(tools),
-        structural_tag=json.dumps(tag, separators=(",", ":")),
-        shortest_calls=tuple(part.shortest for part in parts),
-        longest_call_bytes=None if None in bounds else max(bound for bound in bounds if bound is not None),
-        max_text_tokens=max_text_tokens,
-    )
+
+    def bounded(bound: int | None, rungs: tuple[StateGrammar, ...]) -> StateGrammar:
+        text = text_format(bound, tokens)
+        tag = {"type": "structural_tag", "format": {"type": "sequence", "elements": [text, call]} if text else call}
+        return StateGrammar(
+            state=state,
+            tools=tuple(tools),
+            structural_tag=json.dumps(tag, separators=(",", ":")),
+            shortest_calls=tuple(part.shortest for part in parts),
+            longest_call_bytes=max(part.max_bytes for part in parts),
+            max_text_tokens=bound,
+            rungs=rungs,
+        )
+
+    return bounded(max_text_tokens, tuple(bounded(bound, ()) for bound in tighter_bounds(max_text_tokens)))
 
 
 def _tag(part: Part, tokens: ProtocolTokens) -> Format:
@@ -105,31 +125,6 @@ def _tag(part: Part, tokens: ProtocolTokens) -> Format:
         "content": formats[0] if len(formats) == 1 else {"type": "sequence", "elements": formats},
         "end": {"type": "token", "token": tokens.call_end_id},
     }
-
-
-def _text(max_tokens: int | None, tokens: ProtocolTokens) -> Format | None:
-    """Free text in which no control token can stand; of the added tokens only think marks may."""
-    if max_tokens is None:
-        return {"type": "any_text", "excludes": list(tokens.control_texts)}
-    if max_tokens < 0:
-        raise GrammarError(f"max_text_tokens must be 0 or more, or null for unbounded text, got {max_tokens}")
-    if max_tokens == 0:
-        return None
-    return {"type": "grammar", "grammar": _at_most(max_tokens, tokens.control_ids)}
-
-
-def _at_most(max_tokens: int, excluded: Sequence[int]) -> str:
-    """XGrammar's EBNF for 0 to ``max_tokens`` tokens, none of them excluded; at least 1.
-
-    XGrammar 0.2.3 ignores the exclusions of a counted token, so all are spelled out. They stand in optional runs of
-    half of what is left: every count is a sum of runs, and a matcher follows a handful of runs, not one path a token.
-    """
-    runs, left = [], max_tokens
-    while left:
-        runs.append((left + 1) // 2)
-        left //= 2
-    text = " ".join(f'("" | {" ".join(["any"] * run)})' for run in runs)
-    return f"root ::= {text}\nany ::= ExcludeToken({', '.join(map(str, excluded))})\n"
 
 
 class BenchmarkGrammar(Mapping[EpisodeState, StateGrammar]):
@@ -147,8 +142,15 @@ class BenchmarkGrammar(Mapping[EpisodeState, StateGrammar]):
         self._states = dict(states)
 
     @classmethod
-    def from_benchmark(cls, benchmark: Benchmark, tokens: ProtocolTokens) -> "BenchmarkGrammar":
+    def from_benchmark(
+        cls, benchmark: Benchmark, tokens: ProtocolTokens, *, max_text_tokens: int | None = None
+    ) -> "BenchmarkGrammar":
         """Write the tags of all states.
+
+        Args:
+            benchmark: Its tools and its bound on the text before a call.
+            tokens: The tokenizer's protocol tokens.
+            max_text_tokens: A bound on the text in place of the benchmark's own; None: the benchmark's.
 
         Raises:
             GrammarError: the benchmark's tools cannot be enforced, or submit lacks the benchmark's submission field.
@@ -158,18 +160,14 @@ class BenchmarkGrammar(Mapping[EpisodeState, StateGrammar]):
                 f"benchmark {benchmark.name!r}: submit has no argument {benchmark.submission_field!r}; "
                 "add it or correct submission_field"
             )
+        bound = benchmark.max_text_tokens if max_text_tokens is None else max_text_tokens
         both = (benchmark.explore, benchmark.submit)
         allowed = {
             EpisodeState.FIRST: (benchmark.explore,) if benchmark.require_explore_first else both,
             EpisodeState.OPEN: both,
             EpisodeState.EXHAUSTED: (benchmark.submit,),
         }
-        return cls(
-            {
-                state: state_grammar(tools, tokens, benchmark.max_text_tokens, state=state)
-                for state, tools in allowed.items()
-            }
-        )
+        return cls({state: state_grammar(tools, tokens, bound, state=state) for state, tools in allowed.items()})
 
     def __getitem__(self, state: EpisodeState) -> StateGrammar:
         """The grammar of one state."""
@@ -182,6 +180,19 @@ class BenchmarkGrammar(Mapping[EpisodeState, StateGrammar]):
     def __len__(self) -> int:
         """3."""
         return len(self._states)
+
+    def by_name(self, *, rungs: bool) -> dict[str, StateGrammar]:
+        """Grammars by ``STATE``; with ``rungs`` also those of tighter texts, by ``STATE/text_N``."""
+        named: dict[str, StateGrammar] = {}
+        for state, grammar in self._states.items():
+            named[str(state)] = grammar
+            named.update({f"{state}/text_{rung.max_text_tokens}": rung for rung in grammar.rungs if rungs})
+        return named
+
+    @property
+    def max_call_tokens(self) -> int:
+        """No call of any state has more tokens, its end of turn included."""
+        return max(grammar.max_call_tokens for grammar in self._states.values())
 
     def min_call_tokens(self, encode: Callable[[str], Sequence[int]]) -> int:
         """Tokens that let a turn in any state write some call: the largest of the states' shortest."""

@@ -35,21 +35,24 @@ class Promises:
     num_val_episodes: int
     """Episodes of one validation: its rows times the sessions of each."""
 
-    def grammar_hash(self, benchmark: str, state: EpisodeState) -> str | None:
-        """What the record of a generation in ``state`` must name.
+    def grammar_names(self, benchmark: str, state: EpisodeState) -> frozenset[str | None]:
+        """Hashes of which the record of a generation in ``state`` must name one; None alone: there is no grammar.
 
         Raises:
             RecordError: run.json has no grammar for it.
         """
         if not self.is_constrained:
-            return None
+            return frozenset({None})
         key = f"{benchmark}/{state}"
         if key not in self.grammar_hashes:
             raise RecordError(
                 f"run.json of {self.run_id!r} has no grammar hash {key!r}, only {sorted(self.grammar_hashes)}; its "
                 "records are of another run"
             )
-        return self.grammar_hashes[key]
+        # A run that reserves room for its calls names the tighter texts of a state too, as STATE/text_N.
+        return frozenset(
+            digest for name, digest in self.grammar_hashes.items() if name == key or name.startswith(f"{key}/")
+        )
 
 
 def read_promises(manifest: Manifest) -> Promises:

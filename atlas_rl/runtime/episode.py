@@ -39,6 +39,7 @@ class _Setting:
     benchmark: Benchmark
     grammar: Mapping[EpisodeState, StateGrammar]
     is_constrained: bool
+    reserve_call: bool
     tokens: ProtocolTokens
     template: Template
     decode: Decode
@@ -62,6 +63,7 @@ async def run_episode(
     identity: Identity,
     sampling: Sampling,
     is_constrained: bool = True,
+    reserve_call: bool = False,
     vocab_size: int | None = None,
 ) -> EpisodeResult:
     """Play one row to its end.
@@ -82,6 +84,9 @@ async def run_episode(
         identity: Which episode this is.
         sampling: Parameters of every generation; its seed is replaced by the generation's own.
         is_constrained: False samples without a grammar; the same tools are allowed and the reading is as strict.
+        reserve_call: Bound the text of each generation so that the longest legal call fits into what is left behind
+            it: the loosest of the state's rungs that does is sampled under, and the record names it. Where not even
+            the rung without text fits, that one is used, and the call may be cut.
         vocab_size: Ids that the engine can sample lie in [0, vocab_size); None: not checked.
 
     Raises:
@@ -93,6 +98,7 @@ async def run_episode(
         benchmark=benchmark,
         grammar=grammar,
         is_constrained=is_constrained,
+        reserve_call=reserve_call,
         tokens=tokens,
         template=template,
         decode=decode,
@@ -148,6 +154,8 @@ async def _play(setting: _Setting, builder: EpisodeBuilder) -> TerminalReason:
         if builder.tokens_left == 0:
             return TerminalReason.BUDGET_EXHAUSTED
         state_grammar = setting.grammar[episode_state(builder.num_explores, setting.row.max_explores)]
+        if setting.reserve_call:
+            state_grammar = state_grammar.within(builder.tokens_left)
         sampled, generation = await _ask(setting, builder, turn_id, state_grammar)
         reading = _read(setting, sampled, generation, state_grammar)
         builder.append_call(reading.call)

@@ -20,7 +20,7 @@ from atlas_rl.training.legal_sets import UNSAMPLED, ReplayedSets
 from atlas_rl.training.output_head import HeadCall, OutputHead
 
 POLICY_KEY = "atlas_policy"
-"""Batch-wide key: a mapping with ``logprobs`` (full_vocab or grammar) and ``chunk_tokens``."""
+"""Batch-wide key: a mapping with ``logprobs`` (full_vocab or grammar), ``chunk_tokens`` and ``max_text_tokens``."""
 
 _UNSUPPORTED = ("use_fused_kernels", "calculate_sum_pi_squared", "distillation_use_topk", "distillation_only")
 
@@ -79,7 +79,7 @@ class ChosenTokens:
             )
         device = micro_batch["input_ids"].device
         by_grammar = policy["logprobs"] == "grammar"
-        places_F = self._places(micro_batch, by_grammar)
+        places_F = self._places(micro_batch, policy)
         if "temperature_rmpad" in arguments:
             places_F = self._this_rank(places_F)
             chosen_N = (places_F >= 0).nonzero()[:, 0]
@@ -91,7 +91,7 @@ class ChosenTokens:
             temperature_N = arguments["temperature"][row_F[chosen_N]]
         legal = None
         if by_grammar:
-            legal = LegalSets(self._replayed().words_DW(device), places_F[chosen_N].long())
+            legal = LegalSets(self._replayed(policy).words_DW(device), places_F[chosen_N].long())
         self._head.prepare(
             HeadCall(
                 places_N=where_N,
@@ -104,12 +104,12 @@ class ChosenTokens:
             )
         )
 
-    def _replayed(self) -> ReplayedSets:
+    def _replayed(self, policy: Mapping[str, Any]) -> ReplayedSets:
         if self._sets is None:
-            self._sets = ReplayedSets(self._tokenizer, self._head.vocab_size)
+            self._sets = ReplayedSets(self._tokenizer, self._head.vocab_size, policy.get("max_text_tokens"))
         return self._sets
 
-    def _places(self, micro_batch: TensorDict, by_grammar: bool) -> Tensor:
+    def _places(self, micro_batch: TensorDict, policy: Mapping[str, Any]) -> Tensor:
         """[F] int32 at the position that predicts a token: its set's place, below 0 if it is not to be scored.
 
         A forced token is not scored: its log-probability and entropy are 0 by definition, and so are its gradients.
@@ -117,8 +117,8 @@ class ChosenTokens:
         offsets = micro_batch["input_ids"].offsets()
         places_F = torch.full((int(offsets[-1]),), UNSAMPLED, dtype=torch.int32)
         masks = micro_batch["response_mask"].unbind()
-        if by_grammar:
-            rows = [torch.from_numpy(places) for places in self._replayed().places(micro_batch)]
+        if policy["logprobs"] == "grammar":
+            rows = [torch.from_numpy(places) for places in self._replayed(policy).places(micro_batch)]
         else:
             rows = [torch.where(mask.cpu().bool(), 0, UNSAMPLED).to(torch.int32) for mask in masks]
         for end, places in zip(offsets[1:].tolist(), rows, strict=True):

@@ -67,6 +67,10 @@ class RuntimeConfig:
     """Most generations of an episode."""
     grammar: bool = True
     """Constrain every generation to text and exactly one legal call."""
+    max_text_tokens: int | None = None
+    """Bound on the free text before each call, in sampled tokens; None: the benchmark's own."""
+    reserve_call: bool = False
+    """Lessen a generation's text so that the longest legal call fits behind it into what is left of the response."""
     enable_thinking: bool = False
     """Passed to the chat template."""
     grader_timeout_seconds: float = 5.0
@@ -80,6 +84,10 @@ class RuntimeConfig:
         """
         if self.max_turns < 1:
             raise ConfigError(f"atlas.runtime.max_turns must be at least 1, got {self.max_turns}")
+        if self.max_text_tokens is not None and self.max_text_tokens < 0:
+            raise ConfigError(f"atlas.runtime.max_text_tokens must be at least 0 or null, got {self.max_text_tokens}")
+        if self.reserve_call and not self.grammar:
+            raise ConfigError("atlas.runtime.reserve_call=true works by the grammar; set atlas.runtime.grammar=true")
         if self.grader_timeout_seconds <= 0:
             raise ConfigError(
                 f"atlas.runtime.grader_timeout_seconds must be above 0 seconds, got {self.grader_timeout_seconds}"

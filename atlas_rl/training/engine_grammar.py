@@ -24,8 +24,8 @@ from atlas_rl.grammar.walk import MaskTable, Memo, Walk, fill_rows, memo_of
 from atlas_rl.training.mask_rows import MaskRing, PackedMasks
 
 SCHEDULER = "scheduler_cls=atlas_rl.training.engine_grammar.scheduler"
-MAX_TAGS = 64
-"""Tags remembered at a time, the oldest forgotten first; a run has three a benchmark."""
+MAX_TAGS = 256
+"""Tags remembered at a time, the oldest forgotten first; three a benchmark, and a dozen each with a reserve."""
 
 
 class WalkingGrammar(StructuredOutputGrammar):  # type: ignore[misc]

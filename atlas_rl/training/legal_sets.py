@@ -27,13 +27,15 @@ UNSAMPLED = -2
 class ReplayedSets:
     """Legal sets by place in a table; rows are replayed once a step, whichever passes ask for them."""
 
-    def __init__(self, tokenizer: Any, vocab_size: int) -> None:
+    def __init__(self, tokenizer: Any, vocab_size: int, max_text_tokens: int | None = None) -> None:
         """Know no grammar and no row yet.
 
         Args:
             tokenizer: The run's.
             vocab_size: Rows of the model's output head.
+            max_text_tokens: The run's bound on the text before a call; None: each benchmark's own.
         """
+        self._max_text_tokens = max_text_tokens
         self._vocab_size = vocab_size
         self._tokens = ProtocolTokens.from_tokenizer(tokenizer)
         self._book = GrammarBook(self._tokens, tokenizer, vocab_size=vocab_size)
@@ -104,6 +106,8 @@ class ReplayedSets:
 
     def _learn(self, benchmark_spec: str) -> None:
         if benchmark_spec not in self._known:
-            grammars = BenchmarkGrammar.from_benchmark(load_benchmark(benchmark_spec), self._tokens)
-            self._book.add(list(grammars.values()))
+            grammar = BenchmarkGrammar.from_benchmark(
+                load_benchmark(benchmark_spec), self._tokens, max_text_tokens=self._max_text_tokens
+            )
+            self._book.add(list(grammar.by_name(rungs=True).values()))
             self._known.add(benchmark_spec)

@@ -115,6 +115,7 @@ class AtlasSequentialLoop(AgentLoopBase):  # type: ignore[misc]
                 benchmark=here.benchmark,
                 grammar=here.grammar,
                 is_constrained=shared.config.runtime.grammar,
+                reserve_call=shared.config.runtime.reserve_call,
                 tokens=here.tokens,
                 template=here.template,
                 decode=here.template.decode,

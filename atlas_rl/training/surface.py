@@ -38,9 +38,9 @@ def surface(benchmark_spec: str, tokenizer: Any, config: RuntimeConfig) -> Surfa
     if benchmark_spec not in _surfaces:
         benchmark = load_benchmark(benchmark_spec)
         tokens = ProtocolTokens.from_tokenizer(tokenizer)
-        grammar = BenchmarkGrammar.from_benchmark(benchmark, tokens)
+        grammar = BenchmarkGrammar.from_benchmark(benchmark, tokens, max_text_tokens=config.max_text_tokens)
         book = GrammarBook(tokens, tokenizer, vocab_size=len(tokenizer))
-        book.add(list(grammar.values()))
+        book.add(list(grammar.by_name(rungs=config.reserve_call).values()))
         _surfaces[benchmark_spec] = Surface(
             benchmark=benchmark,
             tokens=tokens,

@@ -160,7 +160,11 @@ class AtlasTrainer(PPOTrainerSync):  # type: ignore[misc]
         """Say in the batch how its log-probabilities are computed; every pass of the actor and reference reads it."""
         policy = self.atlas.policy
         if policy.head_chunk_tokens is not None:
-            batch.extra_info[POLICY_KEY] = {"logprobs": policy.logprobs, "chunk_tokens": policy.head_chunk_tokens}
+            batch.extra_info[POLICY_KEY] = {
+                "logprobs": policy.logprobs,
+                "chunk_tokens": policy.head_chunk_tokens,
+                "max_text_tokens": self.atlas.runtime.max_text_tokens,
+            }
 
     def _require_whole_batch(self, batch: KVBatchMeta) -> None:
         """verl trains on what is left of a group whose session raised; here that is a bug, so the run stops."""

@@ -93,7 +93,8 @@ def first_candidate(row: dict[str, Any]) -> dict[str, Any]:
         ),
         (
             lambda row: row["extra_info"].update(benchmark_spec="urne"),
-            "benchmark_spec 'urne': no file BENCHMARKS/urne.yaml; use a path that ends in .yaml, or one of: gsm8k, urn",
+            "benchmark_spec 'urne': no file BENCHMARKS/urne.yaml; use a path that ends in .yaml, or one of: "
+            "gsm8k, urn, urn_boundary, urn_notes",
         ),
         (
             lambda row: row["extra_info"].update(benchmark_spec="gsm8k"),

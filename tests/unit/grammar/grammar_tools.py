@@ -19,7 +19,7 @@ def tool(name: str, **properties: Any) -> Tool:
 EXPLORE = tool("explore")
 LETTER = tool("submit", answer={"type": "string", "enum": ["A", "B", "C", "D"]})
 NUMBER = tool("submit", answer={"type": "string", "pattern": r"^-?[0-9][0-9,]{0,14}(\.[0-9]{1,6})?$"})
-CODE = tool("submit", answer={"type": "string"})
+CODE = tool("submit", answer={"type": "string", "maxLength": 4096})
 SHORT = tool("submit", answer={"type": "string", "minLength": 1, "maxLength": 12})
 MIXED = tool(
     "submit",

@@ -138,6 +138,33 @@ def test_bytes_that_are_no_utf8_are_never_replaced_silently(read: Read, tokenize
     assert read(broken, tools=(CODE,)).call.reason == "call holds bytes that are no UTF-8"
 
 
+CUT = "; its last bytes are no whole character and stand in the token ids alone"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (f'so\n{B}\n{{"name": "submit", "arguments": {{"answer": "caf', "generation was cut inside its call"),
+        ("let me see, caf", "generation was cut before any call"),
+        ("", "generation was cut before any call"),
+    ],
+)
+def test_a_character_that_the_cut_tears_apart_is_marked_in_the_reason(
+    text: str, reason: str, read: Read, tokenizer: Any, encode: Any
+) -> None:
+    first, second = tokenizer.convert_tokens_to_ids(["Ã", "©"])
+    torn = read([*encode(text), first], finish=Finish.LENGTH, tools=(CODE,))
+    assert (torn.terminal, torn.call.reason) == (TerminalReason.LENGTH, reason + CUT)
+    assert torn.call.raw_text == (text.partition(B)[2] and text.partition(B)[2] + "\ufffd")
+    whole = read([*encode(text), first, second], finish=Finish.LENGTH, tools=(CODE,))
+    assert (whole.terminal, whole.call.reason) == (TerminalReason.LENGTH, reason)
+
+
+def test_a_torn_character_before_the_call_is_text_and_the_call_runs(read: Read, tokenizer: Any, encode: Any) -> None:
+    half = tokenizer.convert_tokens_to_ids("Ã")
+    assert read([half, *encode(SUBMITS + END)]).call.arguments == {"answer": "B"}
+
+
 @pytest.mark.parametrize("answer", ["\ud83d", "\x00"])
 def test_escapes_that_stores_fear_are_read_as_they_are(answer: str, read: Read) -> None:
     # call-06

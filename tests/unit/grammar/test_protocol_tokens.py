@@ -35,6 +35,12 @@ def test_a_stop_id_that_is_an_ordinary_token_is_refused(tokenizer: Any) -> None:
         ProtocolTokens.from_tokenizer(tokenizer, extra_stop_ids=[letter])
 
 
+@pytest.mark.parametrize("stop", [-1, 5000])
+def test_a_stop_id_that_the_tokenizer_does_not_know_is_refused(stop: int, tokenizer: Any) -> None:
+    with pytest.raises(GrammarError, match=rf"stop ids \[{stop}\] are no tokens of the tokenizer; take them out of"):
+        ProtocolTokens.from_tokenizer(tokenizer, extra_stop_ids=[stop])
+
+
 def test_a_call_token_cannot_also_stop_the_engine() -> None:
     with pytest.raises(GrammarError, match="hold a call token"):
         ProtocolTokens(call_begin_id=1, call_end_id=2, end_of_turn_id=3, stop_ids=(3, 2))

@@ -13,10 +13,9 @@ from toy_tokenizer import MARKS, toy_tokenizer
 from atlas_rl.errors import GrammarError
 from atlas_rl.grammar.compiled import CompiledStates, compile_states, verify_states
 from atlas_rl.grammar.protocol import ProtocolTokens
-from atlas_rl.grammar.reading import read_generation
 from atlas_rl.grammar.tags import BenchmarkGrammar, state_grammar
 from atlas_rl.grammar.template import ChatTemplate
-from atlas_rl.records.vocabulary import EpisodeState, Finish
+from atlas_rl.records.vocabulary import EpisodeState
 from atlas_rl.tasks.benchmark import Benchmark, Tool, load_benchmark
 
 FIRST, OPEN, EXHAUSTED = EpisodeState
@@ -163,7 +162,7 @@ def test_an_exhausted_state_accepts_no_explore(states: Any, encode: Callable[[st
         (SHORT, '{"answer": "thirteen chars"}', False),
         (SHORT, '{"answer": ""}', False),
         (SHORT, '{"answer": "数é"}', True),
-        (SHORT, '{"answer": "a\\nb"}', False),
+        (SHORT, '{"answer": "a\\nb"}', True),
         (CODE, '{"answer": "if i < 3 and a<<b:\\n\\tprint(\\"x\\\\n\\")"}', True),
         (CODE, '{"answer": "List\\u003cint>"}', True),
         (CODE, '{"answer": "a<\\"b"}', True),
@@ -222,51 +221,6 @@ def test_rows_of_the_output_head_beyond_the_tokenizer_are_never_legal(states: An
     assert not allowed[len(tokenizer) :].any()
 
 
-@pytest.mark.parametrize("bound", [1, 2, 3, 4, 5, 10, 21, 40])
-def test_bounded_text_ends_at_its_bound_in_tokens_and_no_sooner(
-    bound: int, states: Any, tokenizer: Any, tokens: ProtocolTokens
-) -> None:
-    # Ordinary tokens and think marks; so no control token and no id beyond the tokenizer.
-    text = sorted(set(range(len(tokenizer))) - set(tokens.control_ids))
-    matcher = states(LETTER, bound).matcher(OPEN)
-    for _ in range(bound):
-        assert np.flatnonzero(matcher.allowed()).tolist() == sorted([*text, tokens.call_begin_id])
-        assert matcher.accept(text[0])
-    assert np.flatnonzero(matcher.allowed()).tolist() == [tokens.call_begin_id]
-
-
-@pytest.mark.parametrize("num_tokens", range(12))
-def test_a_call_may_follow_any_number_of_tokens_up_to_the_bound(
-    num_tokens: int, states: Any, encode: Callable[[str], list[int]]
-) -> None:
-    text = encode("h") * num_tokens
-    assert states(LETTER, 10).accepts(OPEN, text + encode(EXPLORES + END)) is (num_tokens <= 10)
-
-
-def test_a_call_that_ordinary_tokens_spell_is_bounded_text(
-    states: Any, tokenizer: Any, tokens: ProtocolTokens, template: ChatTemplate, encode: Callable[[str], list[int]]
-) -> None:
-    spelled = tokenizer.convert_tokens_to_ids(list("<tool_call>"))
-    ids = spelled + encode(SUBMITS + END)
-    assert states(LETTER, 40).accepts(OPEN, ids)
-    reading = read_generation(
-        ids, tokens=tokens, tools=(EXPLORE, LETTER), decode=template.decode, finish=Finish.EOS, turn_id=0
-    )
-    assert (reading.terminal, reading.call.arguments) == (None, {"answer": "B"})
-
-
-def test_the_bound_holds_with_the_real_qwen3_tokenizer(qwen3: Any) -> None:
-    tokens = ProtocolTokens.from_tokenizer(qwen3, extra_stop_ids=[151643])
-    grammar = BenchmarkGrammar.from_benchmark(load_benchmark("gsm8k"), tokens)
-    matcher = compile_states(grammar, tokens, qwen3, vocab_size=151936).matcher(OPEN)
-    text = qwen3.encode("<think>if a < b, <tool_response is no mark</think> 数é. ", add_special_tokens=False)
-    illegal = sorted({*tokens.control_ids, *range(len(qwen3), 151936)} - {tokens.call_begin_id})
-    for index in range(128):
-        assert np.flatnonzero(~matcher.allowed()).tolist() == illegal
-        assert matcher.accept(text[index % len(text)])
-    assert np.flatnonzero(matcher.allowed()).tolist() == [tokens.call_begin_id]
-
-
 @pytest.mark.parametrize("name", ["urn", "gsm8k"])
 def test_the_built_in_benchmarks_pass_the_check_at_the_start_of_a_run(
     name: str, tokenizer: Any, tokens: ProtocolTokens, template: ChatTemplate
@@ -284,6 +238,34 @@ def test_the_check_finds_a_state_that_runs_under_another_states_grammar(
     compiled = compile_states(swapped, tokens, tokenizer, vocab_size=VOCAB_SIZE)
     with pytest.raises(GrammarError, match="state exhausted: call of 'explore' accepted: True"):
         verify_states(grammar, compiled, tokens, template)
+
+
+def test_the_check_finds_an_id_that_stops_the_engine_inside_a_call(
+    tokenizer: Any, tokens: ProtocolTokens, template: ChatTemplate
+) -> None:
+    grammar = BenchmarkGrammar.from_benchmark(benchmark(CODE), tokens)
+    compiled = compile_states(grammar, tokens, tokenizer, vocab_size=VOCAB_SIZE)
+    letter = tokenizer.convert_tokens_to_ids("z")
+    stopping = replace(tokens, stop_ids=(*tokens.stop_ids, letter))
+    with pytest.raises(
+        GrammarError, match=rf"ids \[{letter}\] are legal at token \d+ of a call, though they end a turn"
+    ):
+        verify_states(grammar, compiled, stopping, template)
+
+
+def test_a_compiler_keeps_no_more_than_its_share(tokenizer: Any, tokens: ProtocolTokens) -> None:
+    from atlas_rl.grammar import compiled as module
+
+    own = toy_tokenizer()
+    for most in range(100, 140):
+        grammar = BenchmarkGrammar.from_benchmark(
+            benchmark(tool("submit", answer={"type": "string", "maxLength": most})), tokens
+        )
+        compile_states(grammar, tokens, own, vocab_size=VOCAB_SIZE)
+    (compiler,) = module._COMPILERS[own].values()
+    assert compiler.cache_limit_bytes == module._CACHE_BYTES
+    # Forty such strings would be counted as 400 MB; the last one may come on top of the limit.
+    assert 0 < compiler.get_cache_size_bytes() < 2 * module._CACHE_BYTES
 
 
 def test_a_tag_that_xgrammar_refuses_names_its_state(tokenizer: Any, tokens: ProtocolTokens) -> None:
@@ -310,14 +292,16 @@ def test_a_budget_can_be_held_against_the_shortest_and_the_longest_call(
     assert grammar.max_call_tokens == 1 + len('\n{"name": "submit", "arguments": {"answer": "B"}}\n') + 1 + 1
     assert grammar.max_generation_tokens == grammar.max_call_tokens
     assert state_grammar([LETTER], tokens, 40, state=OPEN).max_generation_tokens == grammar.max_call_tokens + 40
-    assert state_grammar([CODE], tokens, 0, state=OPEN).max_call_tokens is None
+    frame = 1 + len('\n{"name": "submit", "arguments": {"answer": ""}}\n') + 1 + 1
+    assert state_grammar([CODE], tokens, 0, state=OPEN).max_call_tokens == frame + 2 * 4096
     assert state_grammar([LETTER], tokens, None, state=OPEN).max_generation_tokens is None
 
 
 @pytest.mark.parametrize(
     ("broken", "what"),
     [
-        (benchmark(text=-1), "max_text_tokens must be 0 or more"),
+        (benchmark(text=-1), "max_text_tokens is -1; write 0 to 65536, or null for text without a bound"),
+        (benchmark(text=10**6), "max_text_tokens is 1000000; write 0 to 65536"),
         (benchmark(explore=tool("submit")), "each with its own name"),
         (benchmark().model_copy(update={"submission_field": "solution"}), "submit has no argument 'solution'"),
     ],

@@ -63,13 +63,20 @@ class Pair:
         assert self.walk.is_complete == self.matcher.is_terminated()
         return is_legal
 
+    def would_accept(self, token_id: int) -> bool:
+        """A bounded string would take long tokens that its masks leave out."""
+        is_accepted = bool(self.matcher.accept_token(token_id))
+        if is_accepted:
+            self.matcher.rollback(1)
+        return is_accepted
+
 
 def run_pair(memo: Memo, rng: random.Random, closers: Sequence[int], *, hurry: float, most: int = 200) -> int:
     pair, steps = Pair(memo), 0
     while not pair.walk.is_complete and steps < most:
         legal = pair.legal()
         refused = rng.randrange(VOCAB_SIZE)
-        if refused not in legal:
+        if refused not in legal and not pair.would_accept(refused):
             assert not pair.step(refused)
             assert np.array_equal(pair.legal(), legal)
         near = [token for token in closers if token in legal]

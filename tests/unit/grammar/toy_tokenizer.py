@@ -30,7 +30,9 @@ TEMPLATE = r"""
 {%- endif %}"""
 
 
-def toy_tokenizer(*, eos: str | None = "<|im_end|>", marks: list[str] = MARKS, template: str = TEMPLATE) -> Any:
+def toy_tokenizer(
+    *, eos: str | None = "<|im_end|>", marks: list[str] = MARKS, template: str = TEMPLATE, corpus: list[str] = CORPUS
+) -> Any:
     """About 400 tokens: 256 bytes, merges of the corpus, control tokens last."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -40,7 +42,7 @@ def toy_tokenizer(*, eos: str | None = "<|im_end|>", marks: list[str] = MARKS, t
     backend.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=sorted(alphabet), show_progress=False)
-    backend.train_from_iterator(CORPUS * 4, trainer)
+    backend.train_from_iterator(corpus * 4, trainer)
     backend.add_special_tokens([AddedToken(text, special=True) for text in CONTROL])
     backend.add_tokens([AddedToken(text, special=False) for text in marks])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=eos, pad_token="<|endoftext|>")

@@ -15,7 +15,7 @@ def test_limits_tokens_and_grammars_come_from_run_json() -> None:
         LIMITS.max_prompt_length, LIMITS.max_response_length, LIMITS.max_turns,
     )  # fmt: skip
     assert (promises.call_begin_id, promises.call_end_id) == (here.tokens.call_begin_id, here.tokens.call_end_id)
-    assert promises.grammar_hash("urn_boundary", EpisodeState.FIRST) == here.grammar[EpisodeState.FIRST].sha256
+    assert promises.grammar_names("urn_boundary", EpisodeState.FIRST) == {here.grammar[EpisodeState.FIRST].sha256}
     assert promises.num_val_episodes == 5 * SESSIONS
 
 
@@ -26,12 +26,12 @@ def test_samples_that_validation_leaves_out_are_not_expected() -> None:
 
 
 def test_without_a_grammar_no_generation_names_one() -> None:
-    assert read_promises(manifest(5, grammar=False)).grammar_hash("urn_boundary", EpisodeState.OPEN) is None
+    assert read_promises(manifest(5, grammar=False)).grammar_names("urn_boundary", EpisodeState.OPEN) == {None}
 
 
 def test_a_benchmark_without_a_grammar_in_run_json_stops_the_check() -> None:
     with pytest.raises(RecordError, match=r"no grammar hash 'gsm8k/open'"):
-        read_promises(manifest(5)).grammar_hash("gsm8k", EpisodeState.OPEN)
+        read_promises(manifest(5)).grammar_names("gsm8k", EpisodeState.OPEN)
 
 
 @pytest.mark.parametrize("value", [None, "128", True, 1.5])

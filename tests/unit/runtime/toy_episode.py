@@ -173,7 +173,7 @@ def grammar(toy: Benchmark | None = None) -> Mapping[EpisodeState, StateGrammar]
             tools=tools,
             structural_tag=f"tag of {state}",
             shortest_calls=(),
-            longest_call_bytes=None,
+            longest_call_bytes=0,
             max_text_tokens=None,
         )
         for state, tools in allowed.items()
