@@ -18,7 +18,7 @@ from atlas_rl.cli.prompts import (
     grammars,
     load_protocol,
 )
-from atlas_rl.cli.verl_keys import MODEL, ROLLOUT, check_verl_keys, longest_row, shown
+from atlas_rl.cli.verl_keys import MODEL, ROLLOUT, check_verl_keys, count, longest_row, shown
 from atlas_rl.errors import ConfigError
 from atlas_rl.grammar.tags import BenchmarkGrammar
 from atlas_rl.rewards.potentials import compose
@@ -69,9 +69,11 @@ def preflight(config: Any, atlas: AtlasConfig) -> Prepared:
         check_vocabulary(protocol, model.path, model.vocab_size)
     grammar = grammars(benchmarks, protocol, atlas.runtime.max_text_tokens)
     check_response_budget(config, grammar, protocol)
+    if atlas.runtime.reserve_call:
+        _check_reserve(config, grammar)
     longest = check_prompts(config, [*train, *val], benchmarks, protocol)
     if atlas.runtime.grammar:
-        _check_compiled(grammar, protocol, actor)
+        _check_compiled(grammar, protocol, actor, rungs=atlas.runtime.reserve_call)
     return Prepared(
         grammar_hashes={
             f"{benchmarks[spec].name}/{name}": one.sha256
@@ -110,13 +112,29 @@ def _tokenizer_folder(config: Any) -> Any:
     return read_tokenizer_folder(key, OmegaConf.select(config, key))
 
 
-def _check_compiled(grammar: Mapping[str, BenchmarkGrammar], protocol: Protocol, model: ModelFolder) -> None:
+def _check_reserve(config: Any, grammar: Mapping[str, BenchmarkGrammar]) -> None:
+    """A budget that never holds the longest call would have no text in any turn, and cut calls all the same."""
+    budget = count(config, "data.max_response_length")
+    for spec, states in grammar.items():
+        longest = states.max_call_tokens
+        if longest > budget:
+            raise ConfigError(
+                f"atlas.runtime.reserve_call=true: the longest call of benchmark_spec {spec!r} takes {longest} tokens, "
+                f"more than data.max_response_length={budget}; raise it, lower the maxLength of its strings, or set "
+                "atlas.runtime.reserve_call=false"
+            )
+
+
+def _check_compiled(
+    grammar: Mapping[str, BenchmarkGrammar], protocol: Protocol, model: ModelFolder, *, rungs: bool
+) -> None:
     """Compile each grammar as the engine will, and prove that it admits what the reader reads."""
     from atlas_rl.grammar.compiled import compile_states, verify_states
 
-    for states in grammar.values():
-        compiled = compile_states(states, protocol.tokens, protocol.tokenizer, vocab_size=model.vocab_size)
-        verify_states(states, compiled, protocol.tokens, protocol.template)
+    for benchmark in grammar.values():
+        for states in [benchmark, *(benchmark.tightened() if rungs else ())]:
+            compiled = compile_states(states, protocol.tokens, protocol.tokenizer, vocab_size=model.vocab_size)
+            verify_states(states, compiled, protocol.tokens, protocol.template)
 
 
 def _token_ids(protocol: Protocol) -> dict[str, Any]:

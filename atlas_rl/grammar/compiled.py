@@ -16,7 +16,7 @@ from atlas_rl.records.vocabulary import EpisodeState, Finish
 
 _COMPILERS: WeakKeyDictionary[Any, dict[tuple[int, int], Any]] = WeakKeyDictionary()
 """tokenizer -> (vocabulary size, end of turn) -> compiler; a compiler caches what it compiled."""
-_CACHE_BYTES = 64 * 2**20
+_CACHE_BYTES = 16 * 2**20
 """What a compiler may keep as XGrammar counts it, the least used going first. Its count is rough: thousands of small
 grammars take about eight times as much memory, a long string a tenth."""
 

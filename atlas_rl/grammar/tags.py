@@ -189,6 +189,11 @@ class BenchmarkGrammar(Mapping[EpisodeState, StateGrammar]):
             named.update({f"{state}/text_{rung.max_text_tokens}": rung for rung in grammar.rungs if rungs})
         return named
 
+    def tightened(self) -> Iterator["BenchmarkGrammar"]:
+        """The same grammars behind less and less text: their rungs, those of one bound together."""
+        for rungs in zip(*(grammar.rungs for grammar in self._states.values()), strict=True):
+            yield BenchmarkGrammar(dict(zip(self._states, rungs, strict=True)))
+
     @property
     def max_call_tokens(self) -> int:
         """No call of any state has more tokens, its end of turn included."""

@@ -100,3 +100,29 @@ def test_a_folder_of_weights_without_a_tokenizer_is_refused(given: dict[str, Any
     key = "actor_rollout_ref.model.tokenizer_path"
     elsewhere = config(**{**given, PATH: bare, key: given[PATH]})
     assert preflight(elsewhere, atlas_config(elsewhere)).num_val_rows == 2
+
+
+def test_a_reserve_needs_a_budget_that_holds_the_longest_call(given: dict[str, Any]) -> None:
+    # <tool_call> and </tool_call> and the end of turn, and one token a byte of the call between them.
+    longest = 3 + len('\n{"name": "submit", "arguments": {"answer": "A"}}\n')
+    budget = "data.max_response_length"
+    small = {budget: longest - 1, "actor_rollout_ref.rollout.response_length": longest - 1}
+    reserve = {"atlas.runtime.reserve_call": True}
+    assert refusal(config(**given, **small, **reserve)) == (
+        f"atlas.runtime.reserve_call=true: the longest call of benchmark_spec 'urn' takes {longest} tokens, more than "
+        f"{budget}={longest - 1}; raise it, lower the maxLength of its strings, or set atlas.runtime.reserve_call=false"
+    )
+    free = config(**given, **small)
+    assert preflight(free, atlas_config(free)).num_val_rows == 2
+
+
+def test_with_a_reserve_the_manifest_names_the_rungs_too(given: dict[str, Any]) -> None:
+    bounded = config(**given, **{"atlas.runtime.reserve_call": True, "atlas.runtime.max_text_tokens": 3})
+    hashes = preflight(bounded, atlas_config(bounded)).grammar_hashes
+    assert sorted(hashes) == sorted(
+        f"urn/{state}{rung}"
+        for state in ("first", "open", "exhausted")
+        for rung in ("", "/text_2", "/text_1", "/text_0")
+    )
+    plain = config(**given)
+    assert hashes["urn/open/text_0"] == preflight(plain, atlas_config(plain)).grammar_hashes["urn/open"]

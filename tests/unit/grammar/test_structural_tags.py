@@ -265,7 +265,7 @@ def test_a_compiler_keeps_no_more_than_its_share(tokenizer: Any, tokens: Protoco
     (compiler,) = module._COMPILERS[own].values()
     assert compiler.cache_limit_bytes == module._CACHE_BYTES
     # Forty such strings would be counted as 400 MB; the last one may come on top of the limit.
-    assert 0 < compiler.get_cache_size_bytes() < 2 * module._CACHE_BYTES
+    assert 0 < compiler.get_cache_size_bytes() < 4 * module._CACHE_BYTES
 
 
 def test_a_tag_that_xgrammar_refuses_names_its_state(tokenizer: Any, tokens: ProtocolTokens) -> None:
