@@ -28,7 +28,11 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which two ranks saved step 2 and trained step 3, and two fresh ones loaded it and did the same."""
     folder = tmp_path_factory.mktemp("sharded")
     command = [sys.executable, str(Path(__file__).parent / "sharded_ranks.py"), str(folder)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def run(*command: str) -> str:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
     done = subprocess.run(
         [sys.executable, *command], capture_output=True, text=True, check=False, env=environment, cwd=ROOT
     )
