@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Two PPO steps on real questions with real model solutions, by a real pretrained model, without a GPU.
-# Needs what demo_cpu.sh needs.  Usage: launchers/smoke_gsm8k_cpu.sh SOLUTIONS_JSONL MODEL_DIR [hydra overrides...]
+# Needs what demo_cpu.sh needs, and about half an hour of two quiet cores.
+# Usage: launchers/smoke_gsm8k_cpu.sh SOLUTIONS_JSONL MODEL_DIR [hydra overrides...]
 # SOLUTIONS_JSONL is example_model_solutions.jsonl of grade-school-math. MODEL_DIR is a Hugging Face folder with the tool
 # tokens; if it does not exist yet, SmolLM2-135M-Instruct is converted and warm-started into it.
 set -euo pipefail

@@ -1,11 +1,10 @@
 """What ``atlas.policy`` asks of verl's keys and of the model, checked before anything starts."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
+from atlas_rl.cli.model_folder import ModelFolder
 from atlas_rl.cli.verl_keys import MODEL, ROLLOUT, shown
 from atlas_rl.errors import ConfigError
 from atlas_rl.training.config import LOGITS_CHANGED_BY, AtlasConfig
@@ -13,13 +12,13 @@ from atlas_rl.training.config import LOGITS_CHANGED_BY, AtlasConfig
 _PLAIN_SAMPLING = (("top_p", 1.0), ("top_k", -1))
 
 
-def check_policy_keys(config: Any, atlas: AtlasConfig, model_folder: Path) -> None:
+def check_policy_keys(config: Any, atlas: AtlasConfig, model: ModelFolder) -> None:
     """Refuse a policy mode that the run could not keep.
 
     Args:
         config: The resolved configuration.
         atlas: Its ``atlas`` node.
-        model_folder: The actor's.
+        model: The actor's.
 
     Raises:
         ConfigError: key, value, reason and remedy.
@@ -43,10 +42,10 @@ def check_policy_keys(config: Any, atlas: AtlasConfig, model_folder: Path) -> No
                 "tokens never train; leave it out"
             )
     if policy.head_chunk_tokens is not None:
-        _check_head(config, model_folder)
+        _check_head(config, model)
 
 
-def _check_head(config: Any, model_folder: Path) -> None:
+def _check_head(config: Any, model: ModelFolder) -> None:
     without = "atlas.policy.logprobs=full_vocab and atlas.policy.head_chunk_tokens=null"
     if OmegaConf.select(config, f"{MODEL}.use_fused_kernels"):
         raise ConfigError(
@@ -57,10 +56,9 @@ def _check_head(config: Any, model_folder: Path) -> None:
             f"{MODEL}.target_modules holds lm_head: the chunked head computes without an adapter; take it out, or set "
             f"{without}"
         )
-    text = json.loads((model_folder / "config.json").read_text(encoding="utf-8"))
-    text = text.get("text_config", text)
+    text = model.config.get("text_config", model.config)
     for name, plain in LOGITS_CHANGED_BY.items():
         if text.get(name) not in (None, plain):
             raise ConfigError(
-                f"{model_folder / 'config.json'}: {name}={text[name]} changes the logits after the head; set {without}"
+                f"{model.path / 'config.json'}: {name}={text[name]} changes the logits after the head; set {without}"
             )

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -58,7 +59,9 @@ def preflight(config: Any, atlas: AtlasConfig) -> Prepared:
     compose(atlas.reward.potentials)
     actor = read_model_folder(f"{MODEL}.path", config.actor_rollout_ref.model.path)
     critic = read_model_folder("critic.model.path", config.critic.model.path)
-    check_policy_keys(config, atlas, actor.path)
+    check_policy_keys(config, atlas, actor)
+    _check_adapter(config, f"{MODEL}.lora_adapter_path", actor)
+    _check_adapter(config, "critic.model.lora_adapter_path", critic)
     _check_context(config, actor)
     train, val = read_datasets(config, "data.train_files"), read_datasets(config, "data.val_files")
     check_batch_fits(config, train)
@@ -104,6 +107,20 @@ def _check_context(config: Any, model: ModelFolder) -> None:
             f"{limit} is less than data.max_prompt_length + data.max_response_length = {longest_row(config)} tokens; "
             f"{'raise it, or ' if given else ''}lower one of the two"
         )
+
+
+def _check_adapter(config: Any, key: str, model: ModelFolder) -> None:
+    """An adapter to start from must be one, and of this base; the engine compares rank, alpha and targets."""
+    folder = OmegaConf.select(config, key)
+    if folder is None:
+        return
+    # PEFT comes with it.
+    from atlas_rl.adapters.reading import read_adapter
+
+    try:
+        read_adapter(Path(folder)).check_base(model.fingerprint)
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}") from error
 
 
 def _tokenizer_folder(config: Any) -> Any:

@@ -44,13 +44,22 @@ def trainable_digests(module: torch.nn.Module) -> dict[str, str]:
 
 
 class _AtlasEngine:
-    """What actor and critic share: fp32 adapters over a frozen base, and digests of what trains."""
+    """What actor and critic share: fp32 adapters over a frozen base, digests and saved steps of what trains."""
 
     kind: AdapterKind
+    _writer: RankWriter | None = None
+
+    # verl's engine, which every subclass derives from too, has these.
+    model_config: Any
+    module: Any
+    optimizer: Any
+    lr_scheduler: Any
+    _is_offload_param: bool
+    _is_offload_optimizer: bool
 
     def _build_lora_module(self, module: torch.nn.Module) -> torch.nn.Module:
         module.enable_input_require_grads()  # type: ignore[operator]
-        config: Any = self.model_config  # type: ignore[attr-defined]
+        config = self.model_config
         targets = convert_to_regular_types(config.target_modules)
         if not isinstance(targets, list | tuple):
             raise ConfigError(
@@ -80,9 +89,7 @@ class _AtlasEngine:
 
     def trainable_digests(self) -> dict[str, str]:
         """Sha256 of every trainable tensor of this rank, by name."""
-        return trainable_digests(self.module)  # type: ignore[attr-defined]
-
-    _writer: RankWriter | None = None
+        return trainable_digests(self.module)
 
     def save_step(self, partial: Path) -> SaveCost:
         """Copy what this rank trains to host memory and begin to write it into ``partial``.
@@ -92,7 +99,7 @@ class _AtlasEngine:
         """
         if self._writer is None:
             self._writer = RankWriter(str(self.kind), torch.distributed.get_rank())
-        state = capture_engine(self.module, self.optimizer, self.lr_scheduler)  # type: ignore[attr-defined]
+        state = capture_engine(self.module, self.optimizer, self.lr_scheduler)
         return self._writer.save(partial, state)
 
     def load_step(self, step: Path, identity: ModelIdentity) -> None:
@@ -102,18 +109,18 @@ class _AtlasEngine:
             TrainingError: a file is damaged.
             ConfigError: the step is of another model, adapter or world size.
         """
-        module: torch.nn.Module = self.module  # type: ignore[attr-defined]
+        module: torch.nn.Module = self.module
         state = load_rank(
             step, str(self.kind), torch.distributed.get_rank(), expect=identity, trainable=trainable_specs(module)
         )
         # The optimizer's state goes to where its parameters are, which must be where they train.
-        if self._is_offload_param:  # type: ignore[attr-defined]
+        if self._is_offload_param:
             load_fsdp_model_to_gpu(module)
-        restore_engine(module, self.optimizer, self.lr_scheduler, state)  # type: ignore[attr-defined]
-        if self._is_offload_param:  # type: ignore[attr-defined]
+        restore_engine(module, self.optimizer, self.lr_scheduler, state)
+        if self._is_offload_param:
             offload_fsdp_model_to_cpu(module)
-        if self._is_offload_optimizer:  # type: ignore[attr-defined]
-            offload_fsdp_optimizer(self.optimizer)  # type: ignore[attr-defined]
+        if self._is_offload_optimizer:
+            offload_fsdp_optimizer(self.optimizer)
 
     def finish_saving(self) -> None:
         """Wait until what was copied is on disk.

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,6 +47,7 @@ class _Shared:
     """What every episode of a worker process uses."""
 
     config: AtlasConfig
+    model_folder: Path
     limits: Limits
     potential: Potential
     sink: TrajectorySink
@@ -60,6 +62,7 @@ def _shared_state(config: Any) -> _Shared:
         atlas = atlas_config(config)
         _shared = _Shared(
             config=atlas,
+            model_folder=Path(config.actor_rollout_ref.model.path),
             limits=Limits(
                 max_prompt_length=config.data.max_prompt_length,
                 max_response_length=config.data.max_response_length,
@@ -88,7 +91,9 @@ class AtlasSequentialLoop(AgentLoopBase):  # type: ignore[misc]
         """
         shared = _shared_state(self.config)
         row = row_from_extra_info(kwargs["extra_info"], kwargs["reward_model"], kwargs["data_source"])
-        here = surface(kwargs["extra_info"]["benchmark_spec"], self.tokenizer, shared.config.runtime)
+        here = surface(
+            kwargs["extra_info"]["benchmark_spec"], self.tokenizer, shared.model_folder, shared.config.runtime
+        )
         identity = Identity(
             run_id=shared.config.run.id,
             uid=kwargs["uid"],

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Does a free text that no reward looks at stay right? Seeds of urn_notes for each mode of log-probabilities, one run after
-# the other, then the table. Needs what launchers/demo_cpu.sh needs; nine runs of about six minutes and three warm starts.
+# the other, then the table. Needs what launchers/demo_cpu.sh needs; nine runs of three to five minutes and three warm starts.
 # Usage: scripts/ablation/urn_notes.sh [hydra overrides...]; SEEDS="0 1 2", NAME=urn-notes (other overrides, other name).
 # A run that has finished is not run again; what an interrupted one left is moved aside.
 set -euo pipefail

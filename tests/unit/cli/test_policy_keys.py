@@ -1,12 +1,12 @@
 """What the modes of log-probabilities ask of verl's keys and of the model."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
+from atlas_rl.cli.model_folder import ModelFolder
 from atlas_rl.cli.policy_keys import check_policy_keys
 from atlas_rl.errors import ConfigError
 from atlas_rl.training.config import atlas_config
@@ -28,8 +28,8 @@ def settings(policy: dict[str, Any], *, runtime: dict[str, Any] | None = None, *
 
 
 def check(config: Any, folder: Path, **model: Any) -> None:
-    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", **model}))
-    check_policy_keys(config, atlas_config(config), folder)
+    read = ModelFolder(key="model", path=folder, config={"model_type": "qwen3", **model}, fingerprint="")
+    check_policy_keys(config, atlas_config(config), read)
 
 
 def test_both_modes_pass_as_they_come(tmp_path: Path):

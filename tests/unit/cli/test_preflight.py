@@ -7,6 +7,7 @@ import pytest
 from omegaconf import DictConfig
 from start_of_a_run import config, dataset, model_folder, save_tokenizer
 
+from atlas_rl.adapters.init import init_adapters
 from atlas_rl.cli.preflight import preflight
 from atlas_rl.errors import AtlasError
 from atlas_rl.training.config import atlas_config
@@ -81,6 +82,16 @@ def test_a_model_shorter_than_the_longest_row_is_refused(given: dict[str, Any], 
         f"{short}/config.json: max_position_embeddings=1024 is less than data.max_prompt_length + "
         "data.max_response_length = 1500 tokens; lower one of the two"
     )
+
+
+def test_an_adapter_to_start_from_must_be_one_and_of_this_base(given: dict[str, Any], tmp_path: Path) -> None:
+    key = "actor_rollout_ref.model.lora_adapter_path"
+    assert refusal(config(**given, **{key: str(tmp_path / "none")})).startswith(f"{key}: adapter {tmp_path}/none")
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    base = model_folder(tmp_path / "base", **shape, num_key_value_heads=2, head_dim=16)
+    init_adapters(Path(base), tmp_path / "adapters", 4, 8, ["q_proj"], 0, base_fingerprint="e" * 64)
+    said = refusal(config(**given, **{key: str(tmp_path / "adapters" / "actor")}))
+    assert said.startswith(f"{key}: adapter {tmp_path}/adapters/actor was made for the base {'e' * 64}, this one is ")
 
 
 def test_the_critic_needs_an_embedding_for_every_token_too(given: dict[str, Any], tmp_path: Path) -> None:

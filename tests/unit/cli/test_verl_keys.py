@@ -33,6 +33,24 @@ def test_the_demo_is_accepted() -> None:
             "auto",
             "trainer.resume_mode=auto: atlas.run.resume=true resumes a run; set trainer.resume_mode=disable",
         ),
+        (
+            "trainer.max_actor_ckpt_to_keep",
+            3,
+            "trainer.max_actor_ckpt_to_keep=3: use atlas.checkpoint.anchor_every; "
+            "set trainer.max_actor_ckpt_to_keep=null",
+        ),
+        (
+            "trainer.resume_from_path",
+            "x/global_step_3",
+            "trainer.resume_from_path=x/global_step_3: atlas.run.resume=true goes on from the run's own newest step; "
+            "set trainer.resume_from_path=null",
+        ),
+        (
+            f"{A}.checkpoint.save_contents",
+            ["model"],
+            f"{A}.checkpoint.save_contents=['model']: a step holds what trains, always; "
+            f"set {A}.checkpoint.save_contents=['model', 'optimizer', 'extra']",
+        ),
         (f"{A}.strategy", "fsdp", f"{A}.strategy=fsdp: our engines are FSDP2's; set {A}.strategy=fsdp2"),
         ("critic.strategy", "megatron", "critic.strategy=megatron: our engines are FSDP2's; set critic.strategy=fsdp2"),
         ("critic.enable", False, "critic.enable=false: GAE needs a critic; set critic.enable=true"),
