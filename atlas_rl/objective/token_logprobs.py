@@ -218,5 +218,5 @@ def _compiled_stats() -> Callable[..., _Stats]:
 
 def _is_legal(words_CW: Tensor, vocab_size: int) -> Tensor:
     """[C, V] bool from packed bits."""
-    ids_V = torch.arange(vocab_size, device=words_CW.device)
-    return ((words_CW[:, ids_V // 32] >> (ids_V % 32).to(torch.int32)) & 1).bool()
+    bits_32 = torch.arange(32, device=words_CW.device, dtype=torch.int32)
+    return ((words_CW[:, :, None] >> bits_32) & 1).bool().flatten(1)[:, :vocab_size]

@@ -1,6 +1,6 @@
 """Seconds and memory of an actor's passes by how its log-probabilities are computed, in one run.
 
-    python scripts/bench/actor_update.py --tokenizer DIR --shape 8b --hardware gpu --out bench.json
+    python scripts/bench/actor_update.py --tokenizer DIR --hardware gpu --out bench.json
 
 Prints one line a mode: verl's own head on logits, the chunked head over the whole vocabulary, and the chunked head
 over the legal sets, which are replayed in the log-prob pass and kept for the update. Needs Ray neither a dataset.
@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench_model import set_cpu_environment
+
 MODES: dict[str, dict[str, Any] | None] = {
     "verl": None,
     "full_vocab": {"logprobs": "full_vocab"},
@@ -26,7 +28,7 @@ def main() -> None:
     arguments = _arguments()
     os.environ["VERL_USE_EXTERNAL_MODULES"] = "atlas_rl.training.plugin"
     if arguments.hardware == "cpu":
-        os.environ |= {"VERL_PLATFORM": "cpu", "TORCHDYNAMO_DISABLE": "1"}
+        set_cpu_environment()
     import torch
     from random_model import write_random_model
     from transformers import AutoTokenizer
@@ -36,7 +38,10 @@ def main() -> None:
 
     dtype = torch.bfloat16 if arguments.hardware == "gpu" else torch.float32
     device = "cuda" if arguments.hardware == "gpu" else "cpu"
-    write_random_model(arguments.model, arguments.shape, arguments.tokenizer, device=device, dtype=dtype)
+    write_random_model(
+        arguments.model, arguments.tokenizer, num_layers=arguments.layers, hidden_size=arguments.hidden,
+        device=device, dtype=dtype,
+    )  # fmt: skip
     length = arguments.prompt_tokens + arguments.response_tokens
     [config] = compose(
         [
@@ -180,9 +185,10 @@ def _plain(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokenizer", type=Path, required=True, help="folder with Qwen3's tokenizer files")
+    parser.add_argument("--tokenizer", type=Path, help="folder with Qwen3's tokenizer files; default: made up")
     parser.add_argument("--model", type=Path, default=Path("/dev/shm/atlas_bench_model"), help="written if absent")
-    parser.add_argument("--shape", default="8b", help="a size of random_model.SHAPES")
+    parser.add_argument("--layers", type=int, default=36)
+    parser.add_argument("--hidden", type=int, default=4096)
     parser.add_argument("--hardware", choices=("cpu", "gpu"), default="gpu")
     parser.add_argument("--benchmark", default="gsm8k")
     parser.add_argument("--rows", type=int, default=1)

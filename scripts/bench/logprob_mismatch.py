@@ -1,6 +1,6 @@
 """How far the trainer's log-probabilities are from the engine's, with and without the grammar, on the same tokens.
 
-    python scripts/bench/logprob_mismatch.py --tokenizer DIR --shape 8b --hardware gpu --out mismatch.json
+    python scripts/bench/logprob_mismatch.py --tokenizer DIR --hardware gpu --out mismatch.json
 
 The engine samples under the real structural tags of a benchmark's states; the actor then scores the same tokens over
 the whole vocabulary and over the legal sets. One line a mode, split into free and forced tokens.
@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench_model import set_cpu_environment
+
 
 def main() -> None:
     """Sample, score twice, print and write."""
@@ -22,18 +24,15 @@ def main() -> None:
     os.environ["VERL_USE_EXTERNAL_MODULES"] = "atlas_rl.training.plugin"
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     if arguments.hardware == "cpu":
-        os.environ |= {
-            "VERL_PLATFORM": "cpu", "TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        }  # fmt: skip
+        set_cpu_environment()
     import torch
     from random_model import write_random_model
 
     is_gpu = arguments.hardware == "gpu"
     dtype = torch.bfloat16 if arguments.dtype == "bfloat16" else torch.float32
     write_random_model(
-        arguments.model, arguments.shape, arguments.tokenizer, device="cuda" if is_gpu else "cpu", dtype=dtype,
-        scales_residual=arguments.scale_residual,
+        arguments.model, arguments.tokenizer, num_layers=arguments.layers, hidden_size=arguments.hidden,
+        device="cuda" if is_gpu else "cpu", dtype=dtype, scales_residual=arguments.scale_residual,
     )  # fmt: skip
     started = time.perf_counter()
     rows, engine_logprobs = _sample(arguments)
@@ -213,9 +212,10 @@ def _nested(rows: list[Any]) -> Any:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokenizer", type=Path, required=True, help="folder with Qwen3's tokenizer files")
+    parser.add_argument("--tokenizer", type=Path, help="folder with Qwen3's tokenizer files; default: made up")
     parser.add_argument("--model", type=Path, default=Path("/dev/shm/atlas_bench_model"), help="written if absent")
-    parser.add_argument("--shape", default="8b", help="a size of random_model.SHAPES")
+    parser.add_argument("--layers", type=int, default=36)
+    parser.add_argument("--hidden", type=int, default=4096)
     parser.add_argument("--hardware", choices=("cpu", "gpu"), default="gpu")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), help="default: bfloat16 on a card, else float32")
     parser.add_argument("--benchmark", default="gsm8k")

@@ -9,15 +9,19 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from atlas_rl.cli.composition import CONFIGS, complete
 from atlas_rl.cli.known_keys import verl_folder
+from atlas_rl.cli.preflight import preflight
 from atlas_rl.data.parquet import SCHEMA, write_rows
+from atlas_rl.errors import AtlasError
 from atlas_rl.models.chat import chat_template
 from atlas_rl.tasks.urn import UrnConfig, make_rows
+from atlas_rl.training.config import atlas_config
 
 GIVEN = {
     "atlas.run.id": "test",
@@ -105,3 +109,23 @@ def save_tokenizer(path: Path, *, without: str = "", template: str | None = None
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>")
     tokenizer.chat_template = chat_template(compact=True) if template is None else template
     tokenizer.save_pretrained(str(path))
+
+
+def run_files(folder: Path) -> dict[str, Any]:
+    """Model, tokenizer and data of a run that may start, by their keys."""
+    model = model_folder(folder / "model")
+    save_tokenizer(folder / "model")
+    return {
+        "data.train_files": dataset(folder / "train.parquet", 5),
+        "data.val_files": dataset(folder / "val.parquet", 2),
+        "actor_rollout_ref.model.path": model,
+        "critic.model.path": model,
+    }
+
+
+def refusal(demo: DictConfig) -> str:
+    """The one line with which a run is refused."""
+    with pytest.raises(AtlasError) as caught:
+        preflight(demo, atlas_config(demo))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)

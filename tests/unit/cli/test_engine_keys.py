@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from start_of_a_run import config, dataset, model_folder, save_tokenizer
+from start_of_a_run import config, refusal, run_files
 
 from atlas_rl.cli.engine_keys import check_engine_keys
 from atlas_rl.cli.preflight import preflight
-from atlas_rl.errors import AtlasError, ConfigError
+from atlas_rl.errors import ConfigError
 from atlas_rl.training.config import atlas_config
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -100,28 +100,12 @@ def test_what_changes_nothing_may_stand(key: str, value: Any) -> None:
 )
 def test_another_backend_is_refused(backend: str | None, given: dict[str, Any]) -> None:
     key = OUTPUTS if backend is not None and backend.startswith("{") else f"{OUTPUTS}.backend"
-    assert refusal(given, **{key: backend}).startswith(f"{OUTPUTS}.backend=")
+    assert refusal(config(**given, **{key: backend})).startswith(f"{OUTPUTS}.backend=")
 
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("run")
-    model = model_folder(folder / "model")
-    save_tokenizer(folder / "model")
-    return {
-        "data.train_files": dataset(folder / "train.parquet", 5),
-        "data.val_files": dataset(folder / "val.parquet", 2),
-        "actor_rollout_ref.model.path": model,
-        "critic.model.path": model,
-    }
-
-
-def refusal(given: dict[str, Any], **changes: Any) -> str:
-    run = config(**given, **changes)
-    with pytest.raises(AtlasError) as caught:
-        preflight(run, atlas_config(run))
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return run_files(tmp_path_factory.mktemp("run"))
 
 
 def stops(given: dict[str, Any], content: Any) -> Path:
@@ -157,6 +141,6 @@ def test_a_stop_id_that_no_grammar_keeps_out_of_text_is_refused_with_its_file(
 ) -> None:
     path = stops(given, content)
     try:
-        assert refusal(given).startswith(f"{path}: {message}")
+        assert refusal(config(**given)).startswith(f"{path}: {message}")
     finally:
         path.unlink()

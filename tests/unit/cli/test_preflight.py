@@ -4,12 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import DictConfig
-from start_of_a_run import config, dataset, model_folder, save_tokenizer
+from start_of_a_run import config, model_folder, refusal, run_files
 
 from atlas_rl.adapters.init import init_adapters
 from atlas_rl.cli.preflight import preflight
-from atlas_rl.errors import AtlasError
 from atlas_rl.training.config import atlas_config
 
 PATH = "actor_rollout_ref.model.path"
@@ -17,22 +15,7 @@ PATH = "actor_rollout_ref.model.path"
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("run")
-    model = model_folder(folder / "model")
-    save_tokenizer(folder / "model")
-    return {
-        "data.train_files": dataset(folder / "train.parquet", 5),
-        "data.val_files": dataset(folder / "val.parquet", 2),
-        PATH: model,
-        "critic.model.path": model,
-    }
-
-
-def refusal(demo: DictConfig) -> str:
-    with pytest.raises(AtlasError) as caught:
-        preflight(demo, atlas_config(demo))
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return run_files(tmp_path_factory.mktemp("run"))
 
 
 def test_a_run_that_may_start_is_described_for_its_manifest(given: dict[str, Any]) -> None:
