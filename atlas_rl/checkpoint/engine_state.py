@@ -37,9 +37,10 @@ def capture_engine(
     Raises:
         TrainingError: the optimizer does not hold exactly the parameters that train.
     """
+    parameters = trainable_parameters(module)
     return RankState(
-        trainable=trainable_parameters(module),
-        optimizer=optimizer_state(module, optimizer),
+        trainable=parameters,
+        optimizer=optimizer_state(parameters, optimizer),
         scheduler=None if scheduler is None else scheduler.state_dict(),
         rng=capture_rng(),
     )
@@ -97,14 +98,18 @@ def check_trainable(where: str, saved: Mapping[str, TensorSpec], expected: Mappi
             )
 
 
-def optimizer_state(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def optimizer_state(parameters: Mapping[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """An optimizer's state dict with names for numbers: ``groups`` (options and names) and ``state`` by name.
+
+    Args:
+        parameters: Those that train, by name.
+        optimizer: Of these parameters.
 
     Raises:
         TrainingError: the optimizer does not hold exactly the parameters that train.
     """
     plain = optimizer.state_dict()
-    names = _names(trainable_parameters(module), optimizer)
+    names = _names(parameters, optimizer)
     numbers = [number for group in plain["param_groups"] for number in group["params"]]
     by_number = dict(zip(numbers, (name for group in names for name in group), strict=True))
     return {

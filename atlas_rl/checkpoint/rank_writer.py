@@ -3,15 +3,19 @@
 import contextlib
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from atlas_rl.checkpoint.background import Background
 from atlas_rl.checkpoint.durable import OpenFile, create, make_folder, sync_folders
 from atlas_rl.checkpoint.layout import RECEIPTS, RUN, rank_folder, step_of_partial
 from atlas_rl.checkpoint.receipt import Receipt, leave_receipt, leave_refusal
 from atlas_rl.checkpoint.snapshot import HostBuffers, Snapshot
-from atlas_rl.checkpoint.state import RankState, rank_parts
+from atlas_rl.checkpoint.state import OPTIMIZER, TRAINABLE, RankState, rank_parts, tensor_file
+from atlas_rl.checkpoint.tensors import num_bytes, spec_of
 from atlas_rl.errors import ConfigError, TrainingError
 
 _MODEL = re.compile(r"[a-z][a-z0-9_]*")
@@ -55,6 +59,23 @@ class RankWriter:
         self._open_file = open_file
         self._buffers = HostBuffers()
         self._writing: Background[Receipt] | None = None
+
+    def reserve(self, trainable: Mapping[str, torch.Tensor]) -> None:
+        """Allocate host memory for saves of these tensors and of an Adam that trains them, before the first save.
+
+        Args:
+            trainable: As ``RankState.trainable``.
+
+        Raises:
+            TrainingError: a tensor cannot be saved.
+        """
+        size = num_bytes({name: spec_of(name, tensor) for name, tensor in trainable.items()})
+        is_pinned = torch.cuda.is_available()
+        folder = rank_folder(self.model, self.rank)
+        self._buffers.reserve(tensor_file(f"{folder}/{TRAINABLE}"), size, is_pinned=is_pinned)
+        # Two moments of each tensor, and one number of four bytes.
+        moments = 2 * size + 4 * len(trainable)
+        self._buffers.reserve(tensor_file(f"{folder}/{OPTIMIZER}"), moments, is_pinned=is_pinned)
 
     def save(self, partial: Path, state: RankState) -> SaveCost:
         """Copy the state to host memory, begin to write it, and return.

@@ -9,7 +9,7 @@ import torch
 from atlas_rl.checkpoint.durable import OpenFile, write_file
 from atlas_rl.checkpoint.manifest import FileEntry
 from atlas_rl.checkpoint.state import Part, json_file, tensor_file
-from atlas_rl.checkpoint.tensors import HostTensors, local_part, num_bytes, spec_of
+from atlas_rl.checkpoint.tensors import HostTensors, TensorSpec, local_part, num_bytes, spec_of
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,17 @@ class HostBuffers:
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[str, bool], torch.Tensor] = {}
+        self._laid_out: dict[tuple[str, bool], HostTensors] = {}
+
+    def reserve(self, name: str, size: int, *, is_pinned: bool) -> None:
+        """Allocate a file's memory before the first snapshot, which would wait for it: pinning takes a second for 2 GB.
+
+        Args:
+            name: As the snapshot will call the file.
+            size: Bytes; a file that turns out larger is allocated again.
+            is_pinned: Its tensors are on a card.
+        """
+        self._buffer(name, size, is_pinned=is_pinned)
 
     def snapshot(self, parts: Iterable[Part]) -> Snapshot:
         """Copy everything; returns when the copies are complete.
@@ -70,13 +81,23 @@ class HostBuffers:
                 documents[json_file(part.name)] = part.document
             if part.tensors or part.document is None:
                 name = tensor_file(part.name)
-                specs = {one: spec_of(one, tensor) for one, tensor in part.tensors.items()}
-                on_card = any(local_part(tensor).is_cuda for tensor in part.tensors.values())
-                tensors[name] = HostTensors(specs, self._buffer(name, num_bytes(specs), is_pinned=on_card))
-                busy |= tensors[name].fill(part.tensors, is_pinned=on_card)
+                local = {one: local_part(tensor) for one, tensor in part.tensors.items()}
+                specs = {one: spec_of(one, tensor, local[one]) for one, tensor in part.tensors.items()}
+                on_card = any(tensor.is_cuda for tensor in local.values())
+                tensors[name] = self._lay_out(name, specs, is_pinned=on_card)
+                busy |= tensors[name].fill(local, is_pinned=on_card)
         for device in busy:
             torch.cuda.current_stream(device).synchronize()
         return Snapshot(documents, tensors)
+
+    def _lay_out(self, name: str, specs: dict[str, TensorSpec], *, is_pinned: bool) -> HostTensors:
+        """The file's place in host memory; the one of the snapshot before, if it held the same tensors."""
+        before = self._laid_out.get((name, is_pinned))
+        if before is not None and before.specs == specs:
+            return before
+        laid_out = HostTensors(specs, self._buffer(name, num_bytes(specs), is_pinned=is_pinned))
+        self._laid_out[name, is_pinned] = laid_out
+        return laid_out
 
     def _buffer(self, name: str, size: int, *, is_pinned: bool) -> torch.Tensor:
         """[at least size] uint8."""

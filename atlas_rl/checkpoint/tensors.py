@@ -1,5 +1,6 @@
 """Tensors as a safetensors file holds them: what is said of each, their copy in host memory, and reading back."""
 
+import functools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -7,7 +8,8 @@ from pathlib import Path
 
 import safetensors.torch
 import torch
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Shard
 
 from atlas_rl.errors import TrainingError, blame
 
@@ -40,17 +42,23 @@ class TensorSpec:
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """The part of a tensor that this rank holds: the tensor itself, or a DTensor's local shard; not a copy."""
-    detached = tensor.detach()
-    return detached.to_local() if isinstance(detached, DTensor) else detached
+    # Without gradients a DTensor hands its shard out as it is; an autograd node for each costs as much as its copy.
+    with torch.no_grad():
+        return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
 
 
-def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:
+def spec_of(name: str, tensor: torch.Tensor, local: torch.Tensor | None = None) -> TensorSpec:
     """What is known of a tensor.
+
+    Args:
+        name: Of the tensor, for errors.
+        tensor: Plain or sharded.
+        local: Its ``local_part``, where the caller has it.
 
     Raises:
         TrainingError: its dtype or layout has no place in the file format, or its sharding cannot be described.
     """
-    local = local_part(tensor)
+    local = local_part(tensor) if local is None else local
     if local.dtype not in DTYPES or local.layout != torch.strided or local.is_quantized or local.is_meta:
         raise TrainingError(
             f"tensor {name!r}: {local.dtype}, {local.layout}, on {local.device} cannot be saved; give a dense tensor "
@@ -59,28 +67,36 @@ def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:
     shape = tuple(local.shape)
     if not isinstance(tensor, DTensor):
         return TensorSpec(DTYPES[local.dtype], shape)
-    return TensorSpec(DTYPES[local.dtype], shape, tuple(tensor.shape), _offset(name, tensor, shape))
+    whole_shape = tuple(tensor.shape)
+    try:
+        offset = _offset(tensor.device_mesh, tensor.placements, whole_shape, shape)
+    except TrainingError as error:
+        raise TrainingError(f"tensor {name!r}: {error}") from None
+    return TensorSpec(DTYPES[local.dtype], shape, whole_shape, offset)
 
 
-def _offset(name: str, tensor: DTensor, local_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Start of this rank's part: every sharding cuts what the ones before it left into parts of ceil(rows / ranks)."""
-    mesh = tensor.device_mesh
+@functools.lru_cache(maxsize=4096)
+def _offset(
+    mesh: DeviceMesh, placements: tuple[Placement, ...], whole_shape: tuple[int, ...], local_shape: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Start of this rank's part: every sharding cuts what the ones before it left into parts of ceil(rows / ranks).
+
+    A model has thousands of tensors of a few shapes, hence the cache.
+    """
     coordinate = mesh.get_coordinate()
-    offset, shape = [0] * tensor.dim(), list(tensor.shape)
-    for place, placement in enumerate(tensor.placements):
+    offset, shape = [0] * len(whole_shape), list(whole_shape)
+    for place, placement in enumerate(placements):
         if placement.is_replicate():
             continue
         if type(placement) is not Shard or coordinate is None:
-            raise TrainingError(
-                f"tensor {name!r}: placement {placement} cannot be saved; shard it by rows or not at all"
-            )
+            raise TrainingError(f"placement {placement} cannot be saved; shard it by rows or not at all")
         dim, ranks = placement.dim, mesh.size(place)
         rows = -(-shape[dim] // ranks)
         start = min(coordinate[place] * rows, shape[dim])
         offset[dim] += start
         shape[dim] = min(rows, shape[dim] - start)
     if tuple(shape) != local_shape:
-        raise TrainingError(f"tensor {name!r}: this rank holds {list(local_shape)} where {shape} was expected; a bug")
+        raise TrainingError(f"this rank holds {list(local_shape)} where {shape} was expected; a bug")
     return tuple(offset)
 
 
@@ -111,20 +127,16 @@ class HostTensors:
         self._header = len(text).to_bytes(8, "little") + text
         self._data = buffer[:end]
 
-    def fill(self, tensors: Mapping[str, torch.Tensor], *, is_pinned: bool) -> set[torch.device]:
-        """Copy the tensors' local parts in; returns the CUDA devices whose copies are still under way.
+    def fill(self, local: Mapping[str, torch.Tensor], *, is_pinned: bool) -> set[torch.device]:
+        """Copy tensors in; returns the CUDA devices whose copies are still under way.
 
         Args:
-            tensors: By name, of the dtypes and shapes that the file was laid out for.
+            local: By name, the ``local_part`` of each, of the dtypes and shapes that the file was laid out for.
             is_pinned: The buffer is pinned, so that copies from a card need not be waited for one by one.
         """
-        busy = set()
         for name, view in self._views.items():
-            local = local_part(tensors[name])
-            view.copy_(local, non_blocking=is_pinned)
-            if local.is_cuda:
-                busy.add(local.device)
-        return busy
+            view.copy_(local[name], non_blocking=is_pinned)
+        return {tensor.device for tensor in local.values() if tensor.is_cuda}
 
     @property
     def size(self) -> int:

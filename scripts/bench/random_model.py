@@ -1,11 +1,13 @@
-"""Random weights on disk for a model of ``bench_model``, where engine and trainer must load the same ones."""
+"""Random weights for a model of ``bench_model``: on disk, where engine and trainer load the same ones, or drawn."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from bench_model import qwen3_tokenizer, write_model
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification
 
 
 def write_random_model(
@@ -52,3 +54,31 @@ def _scale_residual(model: Any) -> None:
     for layer in model.model.layers:
         layer.self_attn.o_proj.weight.mul_(factor)
         layer.mlp.down_proj.weight.mul_(factor)
+
+
+@contextmanager
+def drawn_weights(device: str) -> Iterator[None]:
+    """Where verl loads a model, one of that configuration is drawn on the device instead: nothing goes over a disk."""
+    classes: list[Any] = [AutoModelForCausalLM, AutoModelForTokenClassification]
+    plain = [one.__dict__.get("from_pretrained") for one in classes]
+    for one in classes:
+        one.from_pretrained = _drawn(one, device)
+    try:
+        yield
+    finally:
+        for one, before in zip(classes, plain, strict=True):
+            if before is None:
+                del one.from_pretrained
+            else:
+                one.from_pretrained = before
+
+
+def _drawn(auto_class: Any, device: str) -> Callable[..., Any]:
+    def from_pretrained(*_: Any, config: Any, **options: Any) -> Any:
+        torch.manual_seed(0)
+        if type(config) not in auto_class._model_mapping:
+            raise SystemExit(f"{auto_class.__name__} has no {config.model_type}; give --models without it")
+        with torch.device(device):
+            return auto_class.from_config(config, dtype=options.get("dtype", options.get("torch_dtype")))
+
+    return from_pretrained
