@@ -36,7 +36,7 @@ class ServerGenerate:
         Raises:
             EngineError: the engine failed, aborted, or gave no log-probabilities.
         """
-        params = _sampling_params(request)
+        params = sampling_params(request)
         with blame(EngineError, f"generation {request.request_id}"):
             if self._server is None:
                 self._server_id, self._server = await self._client._acquire_server(
@@ -55,7 +55,8 @@ class ServerGenerate:
         )
 
 
-def _sampling_params(request: GenerateRequest) -> dict[str, Any]:
+def sampling_params(request: GenerateRequest) -> dict[str, Any]:
+    """What verl's vLLM server takes for a request."""
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
     sampling = request.sampling
