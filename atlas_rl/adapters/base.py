@@ -16,6 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 
 from atlas_rl.adapters.names import PREFIX, lora_names
 from atlas_rl.adapters.settings import VALUE_HEAD, AdapterKind, AdapterSettings
+from atlas_rl.adapters.value_models import register_value_models
 from atlas_rl.errors import ConfigError, blame
 
 Shapes = dict[str, tuple[int, ...]]
@@ -36,6 +37,7 @@ def empty_model(model_dir: Path, kind: AdapterKind) -> nn.Module:
         config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
         model_class: Any = AutoModelForTokenClassification
         if kind is AdapterKind.CRITIC:
+            register_value_models()
             config.num_labels = 1
         elif type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
             model_class = AutoModelForImageTextToText
