@@ -11,6 +11,7 @@ from atlas_rl.errors import ConfigError
 
 ACTOR = "actor_rollout_ref.actor"
 MODEL = "actor_rollout_ref.model"
+REF = "actor_rollout_ref.ref"
 ROLLOUT = "actor_rollout_ref.rollout"
 
 _PINNED: tuple[tuple[str, Any, str], ...] = (
@@ -68,13 +69,10 @@ _PINNED: tuple[tuple[str, Any, str], ...] = (
     (f"{ROLLOUT}.pipeline_model_parallel_size", 1, "verl runs vLLM without pipeline stages"),
     (f"{ROLLOUT}.multi_turn.max_assistant_turns", None, "use atlas.runtime.max_turns"),
     (f"{ROLLOUT}.multi_turn.max_user_turns", None, "use atlas.runtime.max_turns"),
-    ("critic.use_dynamic_bsz", True, "verl's V1 trainer packs the critic's batches by tokens whatever this says"),
 )
 """Key, the one value that works, and why."""
 
 _MAX_LORA_RANK = 512
-_CRITIC_MAX_TOKENS = 32768
-"""What verl's dataclass gives critic.ppo_infer_max_token_len_per_gpu, which its YAML does not list."""
 
 
 def check_verl_keys(config: Any, *, is_constrained: bool) -> None:
@@ -104,7 +102,6 @@ def check_verl_keys(config: Any, *, is_constrained: bool) -> None:
         _check_adapter(config, model)
     _check_lengths(config)
     _check_batches(config)
-    _check_micro_batches(config)
     _check_engine(config)
 
 
@@ -179,47 +176,6 @@ def _check_batches(config: Any) -> None:
         )
     count(config, f"{ROLLOUT}.n")
     count(config, f"{ROLLOUT}.val_kwargs.n")
-
-
-def _check_micro_batches(config: Any) -> None:
-    is_dynamic = OmegaConf.select(config, f"{ACTOR}.use_dynamic_bsz")
-    other = OmegaConf.select(config, f"{ROLLOUT}.log_prob_use_dynamic_bsz")
-    if is_dynamic is not other:
-        raise ConfigError(
-            f"{ROLLOUT}.log_prob_use_dynamic_bsz={shown(other)} differs from {ACTOR}.use_dynamic_bsz="
-            f"{shown(is_dynamic)}, and verl's actor has one setting for both; give both the same value"
-        )
-    if not is_dynamic:
-        for key in (f"{ACTOR}.ppo_micro_batch_size_per_gpu", f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu"):
-            if OmegaConf.select(config, key) is None:
-                raise ConfigError(f"{key}=null: {ACTOR}.use_dynamic_bsz=false needs it; set {key}=1 or more rows")
-    else:
-        for key in (f"{ACTOR}.ppo_max_token_len_per_gpu", f"{ROLLOUT}.log_prob_max_token_len_per_gpu"):
-            _check_room(config, key, f"{ACTOR}.fsdp_config")
-    _check_critic_tokens(config)
-
-
-def _check_critic_tokens(config: Any) -> None:
-    used, listed = "critic.ppo_infer_max_token_len_per_gpu", "critic.ppo_max_token_len_per_gpu"
-    is_given = OmegaConf.select(config, used) is not None
-    most = count(config, used) if is_given else _CRITIC_MAX_TOKENS
-    if count(config, listed) != most:
-        raise ConfigError(
-            f"{listed}={OmegaConf.select(config, listed)}: verl's V1 trainer takes {used}={most} instead; give both "
-            f"the same value ({'' if is_given else '+'}{used}=N)"
-        )
-    _check_room(config, listed, "critic.fsdp")
-
-
-def _check_room(config: Any, key: str, engine: str) -> None:
-    """A micro-batch that is packed by tokens must hold the longest row: verl asserts it when such a row comes."""
-    ranks = count(config, f"{engine}.ulysses_sequence_parallel_size")
-    if count(config, key) * ranks < longest_row(config):
-        raise ConfigError(
-            f"{key}={OmegaConf.select(config, key)} cannot hold a row of data.max_prompt_length + "
-            f"data.max_response_length = {longest_row(config)} tokens; raise it to at least "
-            f"{-(-longest_row(config) // ranks)}"
-        )
 
 
 def _check_engine(config: Any) -> None:

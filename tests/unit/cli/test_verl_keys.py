@@ -86,12 +86,6 @@ def test_the_demo_is_accepted() -> None:
             f"set {R}.multi_turn.max_assistant_turns=null",
         ),
         (
-            "critic.use_dynamic_bsz",
-            False,
-            "critic.use_dynamic_bsz=false: verl's V1 trainer packs the critic's batches by tokens whatever this says; "
-            "set critic.use_dynamic_bsz=true",
-        ),
-        (
             f"{VLLM}.structured_outputs_config.backend",
             "guidance",
             f"{VLLM}.structured_outputs_config.backend=guidance: the tags of atlas.runtime.grammar=true are "
@@ -131,25 +125,6 @@ def test_the_demo_is_accepted() -> None:
             "data.train_batch_size must be a whole number of at least 1, got many",
         ),
         (
-            f"{R}.log_prob_use_dynamic_bsz",
-            False,
-            f"{R}.log_prob_use_dynamic_bsz=false differs from {A}.use_dynamic_bsz=true, and verl's actor has one "
-            "setting for both; give both the same value",
-        ),
-        (
-            f"{R}.log_prob_max_token_len_per_gpu",
-            1499,
-            f"{R}.log_prob_max_token_len_per_gpu=1499 cannot hold a row of data.max_prompt_length + "
-            "data.max_response_length = 1500 tokens; raise it to at least 1500",
-        ),
-        (
-            "critic.ppo_max_token_len_per_gpu",
-            8192,
-            "critic.ppo_max_token_len_per_gpu=8192: verl's V1 trainer takes "
-            "critic.ppo_infer_max_token_len_per_gpu=32768 instead; give both the same value "
-            "(+critic.ppo_infer_max_token_len_per_gpu=N)",
-        ),
-        (
             f"{R}.max_num_batched_tokens",
             255,
             f"{R}.max_num_batched_tokens=255 is below {R}.max_num_seqs=256, which vLLM refuses; "
@@ -180,21 +155,6 @@ def test_a_key_that_cannot_do_what_it_says_is_refused(key: str, value: object, m
     with pytest.raises(ConfigError) as caught:
         check_verl_keys(config(**{key: value}), is_constrained=True)
     assert str(caught.value) == message
-
-
-def test_rows_packed_one_by_one_need_their_number() -> None:
-    one_by_one = config(**{f"{A}.use_dynamic_bsz": False, f"{R}.log_prob_use_dynamic_bsz": False})
-    with pytest.raises(ConfigError) as caught:
-        check_verl_keys(one_by_one, is_constrained=True)
-    assert str(caught.value) == (
-        f"{A}.ppo_micro_batch_size_per_gpu=null: {A}.use_dynamic_bsz=false needs it; "
-        f"set {A}.ppo_micro_batch_size_per_gpu=1 or more rows"
-    )
-
-
-def test_a_sequence_split_over_ranks_gives_each_more_room() -> None:
-    ranks = {f"{A}.ppo_max_token_len_per_gpu": 750, f"{R}.log_prob_max_token_len_per_gpu": 750}
-    check_verl_keys(config(**ranks, **{f"{A}.fsdp_config.ulysses_sequence_parallel_size": 2}), is_constrained=True)
 
 
 def test_another_backend_may_sample_without_a_grammar() -> None:
