@@ -14,11 +14,13 @@ from atlas_rl.reporting.manifest import (
     DataFile,
     Manifest,
     PotentialBinding,
+    PotentialPart,
     build_manifest,
     next_attempt,
     open_run,
 )
 from atlas_rl.rewards.config import RewardConfig
+from atlas_rl.rewards.potential_sources import PotentialSources
 from atlas_rl.training.config import AtlasConfig
 
 _NOT_TRAINING = (
@@ -40,7 +42,9 @@ class RunFolder:
         Raises:
             ConfigError: the folder is that of another configuration, or cannot be resumed.
         """
+        atlas = replace(atlas, potentials=prepared.potentials)
         config.atlas.reward = atlas.reward.to_mapping()
+        config.atlas.potentials = atlas.potentials.to_mapping()
         self._manifest = _manifest(config, atlas, prepared)
         attempt_id = next_attempt(atlas.run.folder, self._manifest, resume=atlas.run.resume, ignored_keys=_NOT_TRAINING)
         self.atlas = replace(atlas, run=replace(atlas.run, attempt_id=attempt_id))
@@ -78,7 +82,7 @@ def _manifest(config: Any, atlas: AtlasConfig, prepared: Prepared) -> Manifest:
     return build_manifest(
         atlas.run.id,
         {str(key): value for key, value in settled.items()},
-        potential=_binding(atlas.reward),
+        potential=_binding(atlas.reward, atlas.potentials),
         grammar_hashes=prepared.grammar_hashes,
         protocol_token_ids=prepared.protocol_token_ids,
         data_files={path: DataFile(sha256=digest, num_rows=rows) for path, (digest, rows) in prepared.files.items()},
@@ -86,7 +90,18 @@ def _manifest(config: Any, atlas: AtlasConfig, prepared: Prepared) -> Manifest:
     )
 
 
-def _binding(reward: RewardConfig) -> PotentialBinding:
+def _binding(reward: RewardConfig, sources: PotentialSources) -> PotentialBinding:
     """The built-in potentials have no data: their names and weights are all that binds them."""
     name = " + ".join(f"{weight} * {part}" for part, weight in reward.potentials) or "zero"
-    return PotentialBinding(name=name, sha256=hashlib.sha256(name.encode()).hexdigest())
+    known = dict(sources.parts)
+    parts = tuple(
+        PotentialPart(
+            name=part,
+            weight=str(weight),
+            kind=str(known[part].kind) if part in known else part,
+            sha256=known[part].sha256 if part in known else None,
+        )
+        for part, weight in reward.potentials
+    )
+    data = "".join(f"\n{part.name} {part.sha256}" for part in parts if part.sha256)
+    return PotentialBinding(name=name, sha256=hashlib.sha256((name + data).encode()).hexdigest(), parts=parts)

@@ -7,6 +7,8 @@ import os
 import platform
 import re
 import subprocess
+import sys
+import time
 from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +19,7 @@ from pydantic import Field
 from atlas_rl.errors import ConfigError, RecordError
 from atlas_rl.records.base import Record
 from atlas_rl.records.json_text import from_json, to_json
+from atlas_rl.reporting.machine import Machine, process_start, recorded_environment, this_machine
 
 STACK = (
     "atlas-rl",
@@ -32,6 +35,19 @@ STACK = (
     "numpy",
     "pyarrow",
     "pydantic",
+    "accelerate",
+    "causal-conv1d",
+    "flash-attn",
+    "flash-linear-attention",
+    "hydra-core",
+    "liger-kernel",
+    "math-verify",
+    "omegaconf",
+    "safetensors",
+    "tokenizers",
+    "transferqueue",
+    "triton",
+    "wandb",
 )
 """Distributions whose versions every manifest names."""
 
@@ -46,14 +62,31 @@ class GitState(Record):
     commit: str
     dirty: bool
     """True if the checkout held changes or new files that the commit lacks."""
+    changes_sha256: str | None = None
+    """Of what git says of those changes and of the names of new files; None: there were none, or not recorded."""
+
+
+class PotentialPart(Record):
+    """One part of the weighted sum."""
+
+    name: str
+    weight: str
+    """Exact decimal."""
+    kind: str
+    """table, recorded, or the name of a built-in part."""
+    sha256: str | None
+    """Of the bytes of its file; None: it reads none."""
 
 
 class PotentialBinding(Record):
     """Which potential shaped the rewards."""
 
     name: str
+    """Weights and names of its parts."""
     sha256: str
-    """Of the potential's data; of its name if it has none."""
+    """Of the name and, below it, a line ``PART SHA256`` for each part that reads a file."""
+    parts: tuple[PotentialPart, ...] = ()
+    """In the order of ``reward.potentials``."""
 
 
 class DataFile(Record):
@@ -88,6 +121,15 @@ class Manifest(Record):
     """By path, as the configuration gives it."""
     model_fingerprints: dict[str, str] = Field(default_factory=dict)
     """sha256 over configuration, tokenizer and weights of each base model, by configuration key."""
+    started_at: str | None = None
+    """UTC, as ``created_at``: when the driver's process started; None: not recorded, as all that follows."""
+    command: tuple[str, ...] = ()
+    """The command line as typed, the interpreter first."""
+    working_directory: str | None = None
+    """What the configuration's relative paths start from."""
+    machine: Machine | None = None
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Variables that change what the libraries of a run do; ``recorded_environment`` says which."""
 
 
 def build_manifest(
@@ -105,20 +147,37 @@ def build_manifest(
     Raises:
         ConfigError: ``config`` holds what JSON cannot.
     """
+    plain = _plain(config)
     return Manifest(
         run_id=run_id,
-        created_at=datetime.now(UTC).isoformat(timespec="microseconds"),
+        created_at=_utc(time.time()),
         packages={name: _version(name) for name in STACK},
         python=platform.python_version(),
         platform=platform.platform(),
         git=git_state(Path(__file__)),
-        config=_plain(config),
+        config=plain,
         potential=potential,
         grammar_hashes=dict(grammar_hashes),
         protocol_token_ids=_plain(protocol_token_ids),
         data_files=dict(data_files or {}),
         model_fingerprints=dict(model_fingerprints or {}),
+        started_at=None if (started := process_start(os.getpid())) is None else _utc(started),
+        command=tuple(sys.orig_argv),
+        working_directory=str(Path.cwd()),
+        machine=this_machine(),
+        environment=recorded_environment(os.environ, _own_variables(plain)),
     )
+
+
+def _utc(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")
+
+
+def _own_variables(config: Mapping[str, Any]) -> Collection[str]:
+    """Names of the variables that the run sets for its libraries: the keys of ``atlas.env``."""
+    atlas = config.get("atlas")
+    own = atlas.get("env") if isinstance(atlas, dict) else None
+    return own.keys() if isinstance(own, dict) else ()
 
 
 def config_digest(config: Mapping[str, Any], ignored_keys: Collection[str] = ()) -> str:
@@ -131,8 +190,8 @@ def config_digest(config: Mapping[str, Any], ignored_keys: Collection[str] = ())
     Raises:
         ConfigError: ``config`` holds what JSON cannot.
     """
-    leaves = _kept(_leaves(_plain(config)), ignored_keys)
-    return hashlib.sha256(json.dumps(leaves, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    compared = kept(leaves(_plain(config)), ignored_keys)
+    return hashlib.sha256(json.dumps(compared, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def open_run(run_dir: Path, manifest: Manifest, *, resume: bool, ignored_keys: Collection[str] = ()) -> int:
@@ -173,18 +232,37 @@ def next_attempt(run_dir: Path, manifest: Manifest, *, resume: bool, ignored_key
             f"{path} is already there with this configuration; resume it with atlas.run.resume=true, or choose another "
             "atlas.run.id"
         )
-    attempts = [int(found[1]) for name in os.listdir(run_dir) if (found := _RESUME_FILE.fullmatch(name))]
-    return max(attempts, default=0) + 1
+    return max(resume_files(run_dir), default=0) + 1
+
+
+def resume_files(run_dir: Path) -> dict[int, Path]:
+    """The manifests of a run's resumes by the attempt in their names, ascending."""
+    found = {int(match[1]): run_dir / name for name in os.listdir(run_dir) if (match := _RESUME_FILE.fullmatch(name))}
+    return dict(sorted(found.items()))
+
+
+def read_attempts(run_dir: Path) -> list[Manifest]:
+    """Every manifest of a run, run.json first.
+
+    Raises:
+        RecordError: the folder is no run's, or one of them is not a manifest.
+    """
+    first = run_dir / RUN_FILE
+    if not first.is_file():
+        raise RecordError(f"{run_dir}: no run: {RUN_FILE} is not there; give artifacts/RUN")
+    return [read_manifest(path) for path in (first, *resume_files(run_dir).values())]
 
 
 def read_manifest(path: Path) -> Manifest:
     """Read a manifest back.
 
     Raises:
-        RecordError: the file is not a manifest.
+        RecordError: the file is not a manifest, or cannot be read.
     """
     try:
         return from_json(Manifest, path.read_bytes())
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read: {error.strerror}; give a run's folder or its {RUN_FILE}") from error
     except RecordError as error:
         raise RecordError(f"{path}: {error}") from error
 
@@ -215,13 +293,17 @@ def git_state(file: Path) -> GitState | None:
     commit, changes = _git(file, "rev-parse", "--verify", "HEAD"), _git(file, "status", "--porcelain")
     if commit is None or changes is None:
         return None
-    return GitState(commit=commit, dirty=bool(changes))
+    if not changes:
+        return GitState(commit=commit, dirty=False)
+    difference = _git(file, "diff", "--binary", "HEAD") or ""
+    digest = hashlib.sha256(f"{changes}\n{difference}".encode()).hexdigest()
+    return GitState(commit=commit, dirty=True, changes_sha256=digest)
 
 
 def _git(file: Path, *arguments: str) -> str | None:
     command = ["git", "-C", str(file.resolve().parent), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
@@ -245,17 +327,20 @@ def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _leaves(value: Any, path: tuple[str, ...] = ()) -> dict[str, Any]:
+def leaves(value: Any, path: tuple[str, ...] = ()) -> dict[str, Any]:
     """Every leaf by its dotted key; a list or an empty mapping is one leaf."""
     if not isinstance(value, dict) or not value:
         return {".".join(path): value}
-    return {key: leaf for name, below in value.items() for key, leaf in _leaves(below, (*path, name)).items()}
+    return {key: leaf for name, below in value.items() for key, leaf in leaves(below, (*path, name)).items()}
 
 
-def _kept(leaves: Mapping[str, Any], ignored_keys: Iterable[str]) -> dict[str, Any]:
+def kept(all_leaves: Mapping[str, Any], ignored_keys: Iterable[str]) -> dict[str, Any]:
+    """The leaves that no ignored key names or covers."""
     ignored = tuple(ignored_keys)
     return {
-        key: leaf for key, leaf in leaves.items() if not any(key == one or key.startswith(f"{one}.") for one in ignored)
+        key: leaf
+        for key, leaf in all_leaves.items()
+        if not any(key == one or key.startswith(f"{one}.") for one in ignored)
     }
 
 
@@ -263,10 +348,10 @@ def _differences(first: Manifest, second: Manifest, ignored_keys: Collection[str
     """What sets two starts apart, one `key: old, now new` each, in the order of the keys."""
     sides = []
     for manifest in (first, second):
-        side = _kept(_leaves(manifest.config), ignored_keys) | {"run_id": manifest.run_id}
+        side = kept(leaves(manifest.config), ignored_keys) | {"run_id": manifest.run_id}
         plain = manifest.model_dump()
         for name in ("potential", "grammar_hashes", "protocol_token_ids", "data_files", "model_fingerprints"):
-            side |= {f"{name}: {key}": leaf for key, leaf in _leaves(plain[name]).items()}
+            side |= {f"{name}: {key}": leaf for key, leaf in leaves(plain[name]).items()}
         sides.append(side)
     shown = [{key: json.dumps(leaf) for key, leaf in side.items()} for side in sides]
     return [

