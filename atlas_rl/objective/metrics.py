@@ -48,6 +48,27 @@ def capmask_metrics(
 
 
 @torch.no_grad()
+def value_metrics(values_BT: Tensor, returns_BT: Tensor, value_mask_BT: Tensor) -> dict[str, float]:
+    """Figures of the critic over the tokens that it learns, under the names that verl gives to those of all tokens.
+
+    ``critic/vf_explained_var`` is 1 - var(return - value) / (var(return) + 1e-5). A figure without enough tokens to be
+    defined (one for mean, max and min, two for a variance) has no key.
+    """
+    is_learnt_BT = value_mask_BT.bool()
+    values_N, returns_N = values_BT[is_learnt_BT].double(), returns_BT[is_learnt_BT].double()
+    metrics = {}
+    if values_N.numel() >= 1:
+        for name, numbers_N in (("values", values_N), ("returns", returns_N)):
+            metrics[f"critic/{name}/mean"] = float(numbers_N.mean())
+            metrics[f"critic/{name}/max"] = float(numbers_N.max())
+            metrics[f"critic/{name}/min"] = float(numbers_N.min())
+    if values_N.numel() >= 2:
+        unexplained = (returns_N - values_N).var(correction=1) / (returns_N.var(correction=1) + 1e-5)
+        metrics["critic/vf_explained_var"] = 1 - float(unexplained)
+    return metrics
+
+
+@torch.no_grad()
 def mismatch_metrics(engine_BT: Tensor, trainer_BT: Tensor, sampled_BT: Tensor, forced_BT: Tensor) -> dict[str, float]:
     """How far the engine's log-probabilities are from the trainer's, forced and free tokens apart.
 
@@ -62,7 +83,9 @@ def mismatch_metrics(engine_BT: Tensor, trainer_BT: Tensor, sampled_BT: Tensor, 
         sampled_BT: 1 or True exactly on sampled tokens.
         forced_BT: True for tokens without a legal alternative.
     """
-    metrics = {"mismatch/forced_token_fraction": float((sampled_BT.bool() & forced_BT).sum() / sampled_BT.sum())}
+    metrics = {}
+    if sampled_BT.any():
+        metrics["mismatch/forced_token_fraction"] = float((sampled_BT.bool() & forced_BT).sum() / sampled_BT.sum())
     for name, kind_BT in (("free", ~forced_BT), ("forced", forced_BT)):
         chosen_BT = sampled_BT.bool() & kind_BT
         if chosen_BT.any():

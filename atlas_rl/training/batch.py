@@ -2,6 +2,7 @@
 
 # Shape suffixes: B = rows of the batch, T = tokens of the longest response; shorter rows are padded with 0.
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atlas_rl.objective.advantages import gae, whiten
+from atlas_rl.objective.advantages import first_tokens, gae, turn_gae, whiten
+from atlas_rl.objective.inputs import action_of_token, require_sound
 from atlas_rl.objective.masks import policy_mask
 from atlas_rl.rewards.invariants import RowErrors, mapping_distance
 
@@ -27,6 +29,11 @@ class BatchFacts:
     """[B] rows that verl added to fill a mini-batch."""
 
     @property
+    def rows(self) -> list[str]:
+        """[B] UID_SESSION."""
+        return [key.rsplit("_", 1)[0] for key in self.keys]
+
+    @property
     def is_fault(self) -> list[bool]:
         """[B] rows that train nothing: faults of the infrastructure, and padding."""
         return [bool(e["is_fault"]) or padding for e, padding in zip(self.extra, self.is_padding, strict=True)]
@@ -40,6 +47,14 @@ class BatchFacts:
     def real(self) -> list[int]:
         """Places of the rows that are episodes without a fault."""
         return [place for place, fault in enumerate(self.is_fault) if not fault]
+
+    @property
+    def sampled_spans(self) -> list[list[tuple[int, int]]]:
+        """[B] half-open ranges of the tokens of each generation; none in rows that train nothing."""
+        return [
+            [] if fault else [(offset, offset + num_sampled) for offset, num_sampled, _ in extra["generations"]]
+            for extra, fault in zip(self.extra, self.is_fault, strict=True)
+        ]
 
 
 def forced_tokens(facts: BatchFacts, like_BT: Tensor) -> Tensor:
@@ -62,13 +77,16 @@ class LossInputs:
     """What leaves the trainer is what its losses used."""
 
     raw_BT: Tensor
-    """Generalised advantages before whitening; 0 on unsampled tokens."""
+    """Generalised advantages before whitening; 0 on unsampled tokens, one number an action at turn level."""
     advantages_BT: Tensor
     """Whitened over policy tokens, 0 elsewhere: the policy loss reads these."""
     returns_BT: Tensor
-    """Targets of the critic; 0 on unsampled tokens."""
+    """Advantage plus value; 0 on unsampled tokens, one number an action at turn level."""
     policy_mask_BT: Tensor
     """Bool, true on the tokens of the policy loss."""
+    value_mask_BT: Tensor
+    """Bool, true on the tokens where the critic learns its return: all sampled ones, at turn level the first of each
+    action, where its value was read."""
 
 
 def loss_inputs(
@@ -79,24 +97,60 @@ def loss_inputs(
     *,
     gamma: float,
     lam: float,
+    level: str = "token",
     forced_BT: Tensor | None = None,
 ) -> LossInputs:
-    """GAE over sampled tokens, whitened over policy tokens.
+    """GAE over sampled tokens or over actions, whitened over policy tokens.
 
     Args:
         rewards_BT: float32 token rewards.
         values_BT: The critic's values of the prefix before each token.
         mask_BT: 1 on sampled tokens; 0 throughout on faults and padding.
-        facts: Which rows are capped, faulty or padding.
-        gamma: Discount of one sampled token.
-        lam: GAE's lambda for one sampled token.
-        forced_BT: Tokens without an alternative, which then leave the policy's tokens; None: they stay.
+        facts: Which rows are capped, faulty or padding, and where their generations are.
+        gamma: Discount of one sampled token, at turn level of one action.
+        lam: GAE's lambda for one sampled token, at turn level for one action.
+        level: ``token`` or ``turn``.
+        forced_BT: Tokens without an alternative, which then leave the policy's tokens but stay part of their action;
+            None: they stay.
+
+    Raises:
+        RewardError: a reward is not finite or sits on an unsampled token.
+        TrainingError: a value of a sampled token is not finite.
+        RecordError: generations overlap, leave their row or disagree with the mask.
     """
     is_fault_B = torch.tensor(facts.is_fault, dtype=torch.bool)
     sampled_BT = mask_BT.bool() & ~is_fault_B[:, None]
-    raw_BT, returns_BT = gae(rewards_BT, values_BT, sampled_BT, gamma, lam)
+    require_sound(facts.rows, rewards_BT, values_BT, sampled_BT)
+    action_BT = action_of_token(facts.rows, facts.sampled_spans, sampled_BT)
+    if level == "turn":
+        raw_BT, returns_BT = turn_gae(rewards_BT, values_BT, action_BT, gamma, lam)
+        value_BT = first_tokens(action_BT)
+    else:
+        raw_BT, returns_BT = gae(rewards_BT, values_BT, sampled_BT, gamma, lam)
+        value_BT = sampled_BT
     policy_BT = policy_mask(sampled_BT, torch.tensor(facts.is_capped, dtype=torch.bool), is_fault_B, forced_BT)
-    return LossInputs(raw_BT, whiten(raw_BT, policy_BT), returns_BT, policy_BT)
+    return LossInputs(raw_BT, whiten(raw_BT, policy_BT), returns_BT, policy_BT, value_BT)
+
+
+def group_metrics(facts: BatchFacts) -> dict[str, float]:
+    """What faults did to the groups, the rows of one drawn question; padding belongs to none.
+
+    Returns:
+        ``train/groups_with_faults``: groups with a fault; of these ``train/groups_with_one_row`` are left with one row
+        and ``train/groups_without_rows`` with none.
+    """
+    rows = [
+        (key.rsplit("_", 2)[0], bool(extra["is_fault"]))
+        for key, extra, padding in zip(facts.keys, facts.extra, facts.is_padding, strict=True)
+        if not padding
+    ]
+    hit = {uid for uid, fault in rows if fault}
+    left = Counter(uid for uid, fault in rows if not fault)
+    return {
+        "train/groups_with_faults": float(len(hit)),
+        "train/groups_with_one_row": float(sum(left[uid] == 1 for uid in hit)),
+        "train/groups_without_rows": float(sum(left[uid] == 0 for uid in hit)),
+    }
 
 
 def row_tensors(facts: BatchFacts, values_BT: Tensor, result: LossInputs, lengths: Sequence[int]) -> dict[str, Any]:
@@ -109,18 +163,18 @@ def row_tensors(facts: BatchFacts, values_BT: Tensor, result: LossInputs, length
         "advantages": result.advantages_BT,
         "policy_mask": result.policy_mask_BT,
     }
+    rows = facts.rows
     for place in facts.real:
-        row = facts.keys[place].rsplit("_", 1)[0]
         for name, tensor in named.items():
-            arrays[f"{row}/{name}"] = np.ascontiguousarray(tensor[place, : lengths[place]].numpy())
+            arrays[f"{rows[place]}/{name}"] = np.ascontiguousarray(tensor[place, : lengths[place]].numpy())
     return arrays
 
 
 def step_manifest(facts: BatchFacts, step: int) -> dict[str, Any]:
     """What a step's folder holds: every row with the digest of its record, None if ``train_fraction`` left it out."""
     rows = [
-        {"row": key.rsplit("_", 1)[0], "record_sha256": extra["record_sha256"], "is_fault": extra["is_fault"]}
-        for key, extra, padding in zip(facts.keys, facts.extra, facts.is_padding, strict=True)
+        {"row": row, "record_sha256": extra["record_sha256"], "is_fault": extra["is_fault"]}
+        for row, extra, padding in zip(facts.rows, facts.extra, facts.is_padding, strict=True)
         if not padding
     ]
     return {"step": step, "num_rows": len(rows), "rows": sorted(rows, key=lambda row: str(row["row"]))}

@@ -3,7 +3,7 @@ import math
 import torch
 
 from atlas_rl.objective.advantages import whiten
-from atlas_rl.objective.metrics import advantage_metrics, capmask_metrics, mismatch_metrics
+from atlas_rl.objective.metrics import advantage_metrics, capmask_metrics, mismatch_metrics, value_metrics
 
 NO, YES = False, True
 
@@ -69,3 +69,24 @@ def test_a_kind_without_a_token_has_no_mismatch() -> None:
     metrics = mismatch_metrics(one, one, one, torch.zeros(1, 2, dtype=torch.bool))
     assert not [name for name in metrics if name.startswith("mismatch/forced/")]
     assert metrics["mismatch/free/kl_k3"] == 0.0
+
+
+def test_mismatch_of_a_batch_without_a_sampled_token_has_no_figure() -> None:
+    nothing = torch.zeros(1, 3)
+    assert mismatch_metrics(nothing, nothing, nothing, nothing.bool()) == {}
+
+
+def test_figures_of_the_critic_are_over_the_tokens_that_it_learns() -> None:
+    values, returns = torch.tensor([[0.0, 9.0, 1.0, -9.0]]), torch.tensor([[0.5, 0.5, 2.5, 2.5]])
+    metrics = value_metrics(values, returns, torch.tensor([[1, 0, 1, 0]]))
+    assert metrics == {
+        "critic/values/mean": 0.5, "critic/values/max": 1.0, "critic/values/min": 0.0,
+        "critic/returns/mean": 1.5, "critic/returns/max": 2.5, "critic/returns/min": 0.5,
+        "critic/vf_explained_var": 1 - 0.5 / (2.0 + 1e-5),
+    }  # fmt: skip
+
+
+def test_figures_of_a_critic_that_learns_too_few_tokens_have_no_key() -> None:
+    zeros = torch.zeros(1, 2)
+    assert value_metrics(zeros, zeros, zeros) == {}
+    assert "critic/vf_explained_var" not in value_metrics(zeros, zeros, torch.tensor([[1, 0]]))
