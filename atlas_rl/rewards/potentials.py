@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
 from types import MappingProxyType
@@ -32,21 +32,36 @@ class ZeroPotential:
         return Fraction(0)
 
 
+_FLOAT32_END = 2**128
+
+
 @dataclass(frozen=True, slots=True)
 class WeightedSum:
-    """Sum of weight times part, added exactly."""
+    """Sum of weight times part, added exactly and remembered: an episode asks for most prefixes twice."""
 
-    parts: tuple[tuple[Fraction, Potential], ...]
+    parts: tuple[tuple[str, Fraction, Potential], ...]
+    """Name, weight and part."""
+    _known: dict[tuple[str, str, str, int], Fraction] = field(default_factory=dict, repr=False, compare=False)
 
     def value(self, question_id: str, permutation_id: str, candidate_fingerprint: str, prefix: int) -> Fraction:
         """Worth of the first ``prefix`` candidates, in units of accuracy.
 
         Raises:
-            RewardError: a part does not know the row or gives no finite number.
+            RewardError: a part does not know the row or gives no finite number, and the message names the part; or
+                the sum is more than a reward can hold.
         """
-        total = Fraction(0)
-        for weight, part in self.parts:
-            total += weight * exact_value(part, question_id, permutation_id, candidate_fingerprint, prefix)
+        row = (question_id, permutation_id, candidate_fingerprint, prefix)
+        total = self._known.get(row)
+        if total is None:
+            total = Fraction(0)
+            for name, weight, part in self.parts:
+                try:
+                    total += weight * exact_value(part, *row)
+                except RewardError as error:
+                    raise RewardError(f"reward.potentials.{name}: {error}") from error
+            if abs(total) >= _FLOAT32_END:
+                raise RewardError(f"reward.potentials of prefix {prefix} add up beyond float32; lower the weights")
+            self._known[row] = total
         return total
 
 
@@ -86,6 +101,9 @@ def compose(parts: Sequence[tuple[str, Decimal]], known: Mapping[str, Potential]
     """
     for name, _ in parts:
         if name not in known:
-            raise ConfigError(f"reward.potentials.{name} is not known; use one of: {', '.join(sorted(known))}")
-    weighted = tuple((Fraction(weight), known[name]) for name, weight in parts)
+            raise ConfigError(
+                f"reward.potentials.{name} is not known; use one of: {', '.join(sorted(known))}, or name its file: "
+                f"atlas.potentials.{name}.path=FILE.parquet"
+            )
+    weighted = tuple((name, Fraction(weight), known[name]) for name, weight in parts)
     return WeightedSum(weighted) if weighted else ZERO
