@@ -12,7 +12,9 @@ from atlas_rl.reporting.summary import Estimate, RunSummary, summarise_run
 from atlas_rl.rewards.config import RewardConfig
 from atlas_rl.rewards.invariants import RowErrors, mapped_slots_minus_events, mapping_sum_error
 from atlas_rl.rewards.placement import token_rewards
-from atlas_rl.rewards.potentials import compose
+from atlas_rl.rewards.potential_sources import potential_of
+from atlas_rl.rewards.potentials import Potential
+from atlas_rl.rewards.recorded_potential import of_record
 from atlas_rl.rewards.score import score
 
 _LOGGED = {
@@ -25,7 +27,8 @@ _LOGGED = {
 def print_summary(run: Path, *, val_file: Path | None, label: str, seconds: float | None) -> bool:
     """Print a run's validations and its last line; return whether every promise holds."""
     summary = summarise_run(run)
-    reward = RewardConfig.from_mapping(_config_of(run)["atlas"]["reward"])
+    atlas = _config_of(run)["atlas"]
+    reward, potential = RewardConfig.from_mapping(atlas["reward"]), potential_of(atlas)
     for line in summary.torn:
         print(f"torn: {line}")
     for validation in summary.validations:
@@ -35,7 +38,8 @@ def print_summary(run: Path, *, val_file: Path | None, label: str, seconds: floa
         )
     if summary.utility_gain is not None:
         print(f"utility gain, paired by question: {_with_error(summary.utility_gain)}")
-    zeros = _zeros(summary, recomputed_errors((row.decode() for row in TrajectoryStore(run).headers()), reward))
+    rows = (row.decode() for row in TrajectoryStore(run).headers())
+    zeros = _zeros(summary, recomputed_errors(rows, reward, potential))
     parts = [f"steps={summary.num_training_steps}", f"episodes={summary.num_training_episodes}"]
     parts += [f"{name}={value:g}" if value is not None else f"{name}=unknown" for name, value in zeros.items()]
     by_step = {validation.step: validation.utility.mean for validation in summary.validations}
@@ -51,15 +55,16 @@ def print_summary(run: Path, *, val_file: Path | None, label: str, seconds: floa
     return all(value == 0 for value in zeros.values())
 
 
-def recomputed_errors(store: Iterable[TrajectoryHeader], reward: RewardConfig) -> RowErrors:
+def recomputed_errors(store: Iterable[TrajectoryHeader], reward: RewardConfig, potential: Potential) -> RowErrors:
     """The largest invariant of each kind over stored rows: scored again, against the rewards that were placed.
 
     A breakdown that differs from the stored one counts as a decomposition error of at least 1.
     """
-    potential = compose(reward.potentials)
     worst = RowErrors(0.0, 0.0, 0)
     for row in store:
-        scored = score(row.episode, row.grade, config=reward, potential=potential, subset=row.reward.subset)
+        scored = score(
+            row.episode, row.grade, config=reward, potential=of_record(potential, row.extra), subset=row.reward.subset
+        )
         placed = token_rewards(row.reward_trace, row.episode.response_tokens)
         worst = RowErrors(
             max(worst.mapping_sum_error, mapping_sum_error(placed, scored.breakdown, row.episode)),

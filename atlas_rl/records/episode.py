@@ -3,15 +3,16 @@
 Offsets count tokens of the response (0 is the first token after the prompt) and ranges are half-open.
 """
 
-from typing import Any
+from typing import Any, Final, Literal
 
 from pydantic import Field, model_validator
 
 from atlas_rl.records.base import Record, Usd
+from atlas_rl.records.offsets import check_offsets
 from atlas_rl.records.vocabulary import EventKind, Finish, FinishSource, TerminalReason
 
-SCHEMA_VERSION = 1
-"""Version of Episode and everything inside it."""
+SCHEMA_VERSION: Final = 2
+"""Version of Episode and everything inside it; ``records.migration`` reads the older ones."""
 
 
 class Sampling(Record):
@@ -45,7 +46,7 @@ class Generation(Record):
     allowed_tools: tuple[str, ...]
     forced: tuple[tuple[int, int], ...] | None = None
     """Half-open ranges of places among its sampled tokens that had no legal alternative; None: sampled without a
-    grammar, or not looked at."""
+    grammar, or not looked at, as in records of version 1."""
     sampling: Sampling
     num_cached_tokens: int | None
     """Prompt tokens that the engine served from its prefix cache, None if it did not say."""
@@ -116,7 +117,7 @@ class Event(Record):
 class Episode(Record):
     """One attempt at one question."""
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Literal[2] = SCHEMA_VERSION
     run_id: str
     uid: str
     """One drawn question; all sessions of it share the uid."""
@@ -156,40 +157,34 @@ class Episode(Record):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Episode":
-        where = f"episode {self.uid}_{self.session_id}"
-        explores = sum(event.kind is EventKind.EXPLORE for event in self.events)
-        if explores != self.explores_executed:
-            raise ValueError(f"{where}: explores_executed={self.explores_executed} but {explores} explore events")
-        if self.submit_executed != any(event.kind is EventKind.SUBMIT for event in self.events):
-            raise ValueError(f"{where}: submit_executed={self.submit_executed} disagrees with the events")
-        sampled = sum(generation.num_sampled for generation in self.generations)
-        if sampled != self.model_tokens:
-            raise ValueError(f"{where}: model_tokens={self.model_tokens} but the generations sampled {sampled}")
-        end = 0
-        for generation in self.generations:
-            if generation.response_offset < end:
-                raise ValueError(
-                    f"{where}: generation {generation.turn_id} starts at {generation.response_offset}, "
-                    f"inside the one before, which ends at {end}"
-                )
-            end = generation.response_offset + generation.num_sampled
-            edges = [edge for forced in generation.forced or () for edge in forced]
-            if edges != sorted(set(edges)) or (edges and not 0 <= edges[0] < edges[-1] <= generation.num_sampled):
-                raise ValueError(
-                    f"{where}: generation {generation.turn_id} has forced={generation.forced}; ranges must ascend, not "
-                    f"touch, and lie in its {generation.num_sampled} tokens"
-                )
-        if end > self.response_tokens:
-            raise ValueError(f"{where}: generations end at {end}, beyond response_tokens={self.response_tokens}")
-        spans = {g.turn_id: (g.response_offset, g.response_offset + g.num_sampled) for g in self.generations}
+        explores = 0
+        submits = 0
         for event in self.events:
-            span = spans.get(event.turn_id)
-            if span is None or not span[0] <= event.action_start_offset < event.action_end_offset <= span[1]:
-                raise ValueError(
-                    f"{where}: event {event.index} acts on [{event.action_start_offset}, {event.action_end_offset}), "
-                    f"outside the sampled tokens of turn {event.turn_id}"
-                )
+            if event.kind is EventKind.EXPLORE:
+                explores += 1
+            else:
+                submits += 1
+        if explores != self.explores_executed:
+            raise ValueError(f"{self._where}: explores_executed={self.explores_executed} but {explores} explore events")
+        if self.submit_executed != (submits > 0):
+            raise ValueError(f"{self._where}: submit_executed={self.submit_executed} disagrees with the events")
+        for generation in self.generations:
+            if generation.forced:
+                self._check_forced(generation)
+        check_offsets(self)
         return self
+
+    @property
+    def _where(self) -> str:
+        return f"episode {self.uid}_{self.session_id}"
+
+    def _check_forced(self, generation: Generation) -> None:
+        edges = [edge for forced in generation.forced or () for edge in forced]
+        if edges != sorted(set(edges)) or not 0 <= edges[0] < edges[-1] <= generation.num_sampled:
+            raise ValueError(
+                f"{self._where}: generation {generation.turn_id} has forced={generation.forced}; ranges must ascend, "
+                f"not touch, and lie in its {generation.num_sampled} tokens"
+            )
 
     @property
     def sampled_spans(self) -> tuple[tuple[int, int], ...]:

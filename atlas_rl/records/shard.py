@@ -34,6 +34,9 @@ LIGHT_COLUMNS: dict[str, pa.DataType] = {
     "sha256": pa.string(),
 }
 """All columns but the token arrays; ``row`` counts from 0 in each file."""
+_SHORT_BYTES = 1024
+"""Values shorter than this are joined before they are hashed: a call costs more than a copy."""
+_DIGESTED = tuple(name for name in LIGHT_COLUMNS if name != "sha256")
 
 TOKEN_TYPES: dict[str, tuple[pa.DataType, str]] = {
     "prompt_ids": (pa.int32(), "i"),
@@ -130,12 +133,18 @@ def _stream(*batches: pa.RecordBatch) -> bytes:
 def light_digest(values: dict[str, Any]) -> str:
     """Sha256 (hex) over the light columns; the token arrays enter through ``tokens_sha256``."""
     digest = hashlib.sha256()
-    for name in LIGHT_COLUMNS:
-        if name != "sha256":
-            value = values[name]
-            data = value if isinstance(value, bytes) else str(value).encode()
-            digest.update(b"%d:" % len(data))
+    short: list[bytes] = []
+    for name in _DIGESTED:
+        value = values[name]
+        data = value if isinstance(value, bytes) else str(value).encode()
+        short.append(b"%d:" % len(data))
+        if len(data) < _SHORT_BYTES:
+            short.append(data)
+        else:
+            digest.update(b"".join(short))
             digest.update(data)
+            short.clear()
+    digest.update(b"".join(short))
     return digest.hexdigest()
 
 

@@ -2,8 +2,9 @@
 
 import struct
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from atlas_rl.records.shard import (
     light_digest,
     tokens_digest,
 )
+from atlas_rl.records.shard_message import BatchBuffers
 from atlas_rl.records.trajectory import TOKEN_ARRAYS
 
 _REMEDY = "the file is damaged: restore it from a copy, or move it out of the store"
@@ -47,20 +49,19 @@ def read_shard(file: Path, *, tokens: bool) -> Iterator[tuple[int, dict[str, Any
     if file.stat().st_size == 0:
         yield TornRow(file=file, num_rows_before=0, what="the file is empty")
         return
-    names = [*LIGHT_COLUMNS, *TOKEN_ARRAYS] if tokens else list(LIGHT_COLUMNS)
-    options = pa.ipc.IpcReadOptions(included_fields=[SCHEMA.get_field_index(name) for name in names], use_threads=False)
     row, last, start = 0, 0, 0
     with pa.memory_map(str(file)) as source:
         try:
             _check_schema(file, source)
-            reader = pa.ipc.open_stream(source, options=options)
+            reader = pa.ipc.MessageReader.open_stream(source)
+            reader.read_next_message()
             start = last = source.tell()
             while True:
                 try:
-                    batch = reader.read_next_batch()
+                    batch = BatchBuffers(reader.read_next_message())
                 except StopIteration:
                     break
-                columns = _columns(file, row, batch, names)
+                columns = _columns(file, row, batch, tokens=tokens)
                 last, start = start, source.tell()
                 yield row, columns
                 row += 1
@@ -84,37 +85,60 @@ def _check_schema(file: Path, source: pa.NativeFile) -> None:
         )
 
 
-def _columns(file: Path, row: int, batch: pa.RecordBatch, names: Sequence[str]) -> dict[str, Any]:
+def _columns(file: Path, row: int, batch: BatchBuffers, *, tokens: bool) -> dict[str, Any]:
     """The row's values, every digest checked."""
     try:
-        batch.validate(full=True)
         if batch.num_rows != 1:
             raise ValueError(f"a batch of {batch.num_rows} rows")
-        values = {name: batch.column(place)[0].as_py() for place, name in enumerate(names) if name in LIGHT_COLUMNS}
+        if batch.num_buffers != _NUM_BUFFERS or batch.num_nulls:
+            raise ValueError(f"{batch.num_buffers} buffers and {batch.num_nulls} nulls where no value may be null")
+        values: dict[str, Any] = {
+            name: decode(data) for (name, decode), data in zip(_LIGHT_DECODERS, batch.read(_LIGHT_PLACES), strict=True)
+        }
         if values["row"] != row:
             raise ValueError(f"it says it is row {values['row']}")
         if light_digest(values) != values["sha256"]:
             raise ValueError(f"its columns do not have the digest {values['sha256']}")
-        if len(names) > len(LIGHT_COLUMNS):
-            raw = [_entries(batch.column(names.index(name)), TOKEN_TYPES[name][1]) for name in TOKEN_ARRAYS]
-            if tokens_digest([entries.tobytes() for entries in raw]) != values["tokens_sha256"]:
+        if tokens:
+            raw = batch.read(_TOKEN_PLACES)
+            if tokens_digest(raw) != values["tokens_sha256"]:
                 raise ValueError(f"its token arrays do not have the digest {values['tokens_sha256']}")
-            values |= {name: entries.tolist() for name, entries in zip(TOKEN_ARRAYS, raw, strict=True)}
+            values |= {name: _entries(name, data) for name, data in zip(TOKEN_ARRAYS, raw, strict=True)}
     except NOT_ARROW as error:
         raise RecordError(f"{file} row {row}: {' '.join(str(error).split())}; {_REMEDY}") from error
     return values
 
 
-def _entries(column: pa.ListArray, typecode: str) -> "array[Any]":
-    values = column.flatten()
-    if column.null_count or values.null_count:
-        raise ValueError("a token array holds nulls")
-    entries = array(typecode)
-    buffer = values.buffers()[1]
-    if buffer is not None:
-        begin = values.offset * entries.itemsize
-        entries.frombytes(memoryview(buffer)[begin : begin + len(values) * entries.itemsize])
-    return entries
+def _decoder(kind: pa.DataType) -> Callable[[bytes], Any]:
+    """What makes the one value of a light column out of its buffer."""
+    if pa.types.is_binary(kind):
+        return bytes
+    if not pa.types.is_integer(kind):
+        return bytes.decode
+    size, signed = kind.bit_width // 8, not pa.types.is_unsigned_integer(kind)
+
+    def decode(data: bytes) -> int:
+        if len(data) != size:
+            raise ValueError(f"a number of {len(data)} bytes where {size} belong")
+        return int.from_bytes(data, "little", signed=signed)
+
+    return decode
+
+
+def _entries(name: str, data: bytes) -> list[Any]:
+    entries = array(TOKEN_TYPES[name][1])
+    entries.frombytes(data)
+    return entries.tolist()
+
+
+# A number has the buffers validity and values, a text validity, offsets and characters, a list of numbers validity,
+# offsets, and validity and values of its items. Nothing is null, and one value fills its buffer, so the last of them
+# says it all: the digests prove it.
+_NUM_LIGHT_BUFFERS = [2 if pa.types.is_integer(kind) else 3 for kind in LIGHT_COLUMNS.values()]
+_LIGHT_PLACES = [end - 1 for end in accumulate(_NUM_LIGHT_BUFFERS)]
+_LIGHT_DECODERS = [(name, _decoder(kind)) for name, kind in LIGHT_COLUMNS.items()]
+_TOKEN_PLACES = [_LIGHT_PLACES[-1] + 4 * (place + 1) for place in range(len(TOKEN_ARRAYS))]
+_NUM_BUFFERS = _TOKEN_PLACES[-1] + 1
 
 
 def _torn_or_damaged(

@@ -5,16 +5,15 @@ import io
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from pydantic import ValidationError
-
 from atlas_rl.errors import RecordError
-from atlas_rl.records.json_text import from_json, loads, one_line
+from atlas_rl.records.json_text import from_json, loads
+from atlas_rl.records.migration import read_fields, read_record
 from atlas_rl.records.shard import END_MARKER, SCHEMA_MESSAGE, SUFFIX, encode_row
 from atlas_rl.records.shard_reading import TornRow, read_shard
 from atlas_rl.records.trajectory import TOKEN_ARRAYS, Trajectory, TrajectoryHeader
@@ -140,16 +139,21 @@ class StoredRow:
     sha256: str
     """Hex digest over the whole row, token arrays included."""
 
+    @property
+    def where(self) -> str:
+        """The row and its file, as messages name them."""
+        return f"{self.file} row {self.row}: trajectory {self.uid!r}_{self.session_id}"
+
     def decode(self) -> TrajectoryHeader:
         """The trajectory without its token arrays.
 
         Raises:
-            RecordError: the header is not one that this version reads.
+            RecordError: the header is not one that this version reads, or of a newer version.
         """
         try:
-            return from_json(TrajectoryHeader, self.header)
+            return read_record(TrajectoryHeader, self.header)
         except RecordError as error:
-            raise RecordError(f"{self.file} row {self.row}: {error}") from error
+            raise RecordError(f"{self.where}: {error}") from error
 
     def trajectory(self) -> Trajectory:
         """The whole trajectory, token arrays included, read from its file again.
@@ -193,17 +197,17 @@ class TrajectoryStore:
         Raises:
             RecordError: a shard is damaged.
         """
-        for file in self._shards():
+        for file in self.shards():
             for row, columns in self._rows(file, tokens=True):
                 yield _trajectory(file, row, columns)
 
-    def headers(self) -> Iterator[StoredRow]:
-        """Every row without its token arrays.
+    def headers(self, shards: Sequence[Path] | None = None) -> Iterator[StoredRow]:
+        """Every row without its token arrays, or those of the given shards.
 
         Raises:
             RecordError: a shard is damaged.
         """
-        for file in self._shards():
+        for file in self.shards() if shards is None else shards:
             for row, columns in self._rows(file, tokens=False):
                 del columns["row"], columns["tokens_sha256"]
                 reason = TerminalReason(columns.pop("terminal_reason"))
@@ -227,7 +231,8 @@ class TrajectoryStore:
             if (file, row) in wanted
         ]
 
-    def _shards(self) -> list[Path]:
+    def shards(self) -> list[Path]:
+        """The files of the store as they are now, in the order in which they are read."""
         return sorted(self.folder.rglob(f"*{SUFFIX}"))
 
     def _rows(self, file: Path, *, tokens: bool) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -242,9 +247,7 @@ class TrajectoryStore:
 
 def _trajectory(file: Path, row: int, columns: dict[str, Any]) -> Trajectory:
     try:
-        fields = loads(columns["header"])
-        return Trajectory.model_validate(fields | {name: columns[name] for name in TOKEN_ARRAYS})
-    except ValidationError as error:
-        raise RecordError(f"{file} row {row}: not a valid trajectory: {one_line(error)}") from error
+        return read_fields(Trajectory, loads(columns["header"]) | {name: columns[name] for name in TOKEN_ARRAYS})
     except RecordError as error:
-        raise RecordError(f"{file} row {row}: {error}") from error
+        where = f"trajectory {columns['uid']!r}_{columns['session_id']}"
+        raise RecordError(f"{file} row {row}: {where}: {error}") from error

@@ -1,6 +1,6 @@
 """The file around an episode: its tokens, its grade and its reward."""
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -9,8 +9,8 @@ from atlas_rl.records.breakdown import Breakdown
 from atlas_rl.records.episode import Episode
 from atlas_rl.records.vocabulary import Partition, Verdict
 
-FILE_VERSION = 1
-"""Version of Trajectory itself; Episode has its own."""
+FILE_VERSION: Final = 1
+"""Version of Trajectory itself; Episode has its own. ``records.migration`` reads the older ones."""
 
 
 class Grade(Record):
@@ -41,7 +41,7 @@ class PlacedReward(Record):
 class TrajectoryHeader(Record):
     """One stored row without its token arrays: enough to read it and to score it again."""
 
-    file_version: int = FILE_VERSION
+    file_version: Literal[1] = FILE_VERSION
     run_id: str
     uid: str
     session_id: int

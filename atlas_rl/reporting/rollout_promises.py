@@ -8,7 +8,8 @@ from atlas_rl.errors import RecordError
 from atlas_rl.records.vocabulary import EpisodeState
 from atlas_rl.reporting.manifest import Manifest
 from atlas_rl.rewards.config import RewardConfig
-from atlas_rl.rewards.potentials import Potential, compose
+from atlas_rl.rewards.potential_sources import potential_of
+from atlas_rl.rewards.potentials import Potential
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +77,7 @@ def read_promises(manifest: Manifest) -> Promises:
         stop_ids=frozenset(_value(tokens, "stop", list)),
         control_ids=frozenset(_value(tokens, "control", list)),
         reward=reward,
-        potential=compose(reward.potentials),
+        potential=potential_of(_value(manifest.config, "atlas", dict)),
         num_val_episodes=_num_val_episodes(manifest),
     )
 

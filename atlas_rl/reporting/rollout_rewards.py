@@ -6,6 +6,7 @@ from atlas_rl.records.trajectory import Trajectory
 from atlas_rl.reporting.rollout_promises import Promises
 from atlas_rl.rewards.invariants import mapped_slots_minus_events, mapping_sum_error
 from atlas_rl.rewards.placement import place, reward_score, token_rewards
+from atlas_rl.rewards.recorded_potential import of_record
 from atlas_rl.rewards.score import Scored, score
 
 
@@ -15,7 +16,13 @@ def scored_again(row: Trajectory, promises: Promises) -> Scored:
     Raises:
         RewardError: the record cannot be scored.
     """
-    return score(row.episode, row.grade, config=promises.reward, potential=promises.potential, subset=row.reward.subset)
+    return score(
+        row.episode,
+        row.grade,
+        config=promises.reward,
+        potential=of_record(promises.potential, row.extra),
+        subset=row.reward.subset,
+    )
 
 
 def score_faults(row: Trajectory, promises: Promises) -> Iterator[str]:

@@ -3,8 +3,8 @@
 GAE skips unsampled tokens, so a reward anywhere else would vanish without a word.
 """
 
+import struct
 from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Sequence
 from math import fsum, inf
 
@@ -12,7 +12,10 @@ import numpy as np
 
 from atlas_rl.errors import RewardError
 from atlas_rl.records.trajectory import PlacedReward
-from atlas_rl.rewards.score import Scored
+from atlas_rl.rewards.exact import to_float
+from atlas_rl.rewards.score import Scored, Slot
+
+_FLOAT32 = struct.Struct("<f")
 
 
 def place(scored: Scored) -> tuple[PlacedReward, ...]:
@@ -25,24 +28,44 @@ def place(scored: Scored) -> tuple[PlacedReward, ...]:
         sampled tokens 0-2 and 7-9, explore -0.25 on 2, submit 1.0 on 9  ->  [(2, -0.25), (9, 1.0)]
 
     Raises:
-        RewardError: a slot's token was not sampled.
+        RewardError: a slot's token was not sampled, or its reward is beyond float32.
     """
-    slots_of_token: dict[int, list[int]] = defaultdict(list)
+    values = placed_values(scored)
+    return tuple(
+        PlacedReward(offset=slot.offset, value=value) for slot, value in zip(scored.slots, values, strict=True)
+    )
+
+
+def placed_values(scored: Scored) -> list[float]:
+    """The float32 value of each slot's entry, as ``place`` puts it on ``slot.offset``.
+
+    Raises:
+        RewardError: a slot's token was not sampled, or its reward is beyond float32.
+    """
+    last_tokens = {end - 1 for start, end in scored.sampled_spans if end > start}
+    for slot in scored.slots:
+        if slot.offset not in last_tokens:  # where it is in all but damaged records
+            _check_sampled(slot, scored.sampled_spans)
+    values = [to_float(slot.exact) for slot in scored.slots]
+    slots_of_token: dict[int, list[int]] = {}
     for index, slot in enumerate(scored.slots):
-        turn = bisect_right(scored.sampled_spans, (slot.offset, inf)) - 1
-        if turn < 0 or slot.offset >= scored.sampled_spans[turn][1]:
-            raise RewardError(
-                f"reward {float(slot.exact)} of event {slot.event_index} on token {slot.offset}, which was not sampled "
-                f"(sampled: {list(scored.sampled_spans)}); place it on the last sampled token of its action"
-            )
-        slots_of_token[slot.offset].append(index)
-    placed: dict[int, PlacedReward] = {}
-    for offset, indices in slots_of_token.items():
-        values = float32_parts([float(scored.slots[index].exact) for index in indices])
-        placed.update(
-            (index, PlacedReward(offset=offset, value=value)) for index, value in zip(indices, values, strict=True)
+        slots_of_token.setdefault(slot.offset, []).append(index)
+    if len(slots_of_token) == len(values):
+        return [_to_float32(value) for value in values]
+    for indices in slots_of_token.values():
+        parts = float32_parts([values[index] for index in indices])
+        for index, part in zip(indices, parts, strict=True):
+            values[index] = part
+    return values
+
+
+def _check_sampled(slot: Slot, spans: Sequence[tuple[int, int]]) -> None:
+    turn = bisect_right(spans, (slot.offset, inf)) - 1
+    if turn < 0 or slot.offset >= spans[turn][1]:
+        raise RewardError(
+            f"reward {float(slot.exact)} of event {slot.event_index} on token {slot.offset}, which was not sampled "
+            f"(sampled: {list(spans)}); place it on the last sampled token of its action"
         )
-    return tuple(placed[index] for index in range(len(scored.slots)))
 
 
 def token_rewards(placed: Sequence[PlacedReward], length: int) -> list[float]:
@@ -79,9 +102,14 @@ def float32_parts(values: Sequence[float]) -> list[float]:
 
     One value becomes its nearest float32. Several are rounded to multiples of the widest float32 spacing among them
     and their sum, which moves each by at most half the spacing of the largest.
+
+    Raises:
+        RewardError: a reward is beyond float32.
     """
     if len(values) == 1:
-        return [float(np.float32(values[0]))]
+        return [_to_float32(values[0])]
+    for value in (*values, fsum(values)):
+        _to_float32(value)
     singles = [np.float32(value) for value in (*values, fsum(values))]
     step = float(max(np.spacing(abs(single)) for single in singles))
     while True:
@@ -90,3 +118,12 @@ def float32_parts(values: Sequence[float]) -> list[float]:
         if float(np.float32(total)) == total and all(float(np.float32(part)) == part for part in parts):
             return parts
         step *= 2
+
+
+def _to_float32(value: float) -> float:
+    """The nearest float32; struct rounds as numpy does, several times faster, and refuses what float32 cannot hold."""
+    try:
+        (single,) = _FLOAT32.unpack(_FLOAT32.pack(value))
+    except OverflowError as error:
+        raise RewardError(f"reward {value} is beyond float32; lower the prices or the costs") from error
+    return float(single)

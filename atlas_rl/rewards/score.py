@@ -1,22 +1,31 @@
 """Episode and grade in, reward out: pure, exact, and taken apart slot by slot.
 
-All sums are made of fractions; a float appears only when a finished number is written down.
+All sums are made of decimals, and of fractions where a potential joins in; a float appears only when a finished
+number is written down.
 """
 
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+from pydantic import ValidationError
+
 from atlas_rl.errors import RewardError
 from atlas_rl.records.breakdown import MAX_EXPLORES, Breakdown
-from atlas_rl.records.episode import Episode
+from atlas_rl.records.json_text import one_line
+from atlas_rl.records.scoring import AnyEpisode
 from atlas_rl.records.trajectory import Grade
 from atlas_rl.records.vocabulary import CUT_BY_LENGTH_CAP, TerminalReason
 from atlas_rl.rewards.config import ProcessMode, RewardConfig
-from atlas_rl.rewards.exact import add_fractions
+from atlas_rl.rewards.exact import NOTHING, Exact, add_exact, minus, plus, to_float
 from atlas_rl.rewards.facts import Facts, read_facts
-from atlas_rl.rewards.potentials import ZERO, Potential, exact_value
+from atlas_rl.rewards.potentials import ZERO, Potential, ZeroPotential, exact_value
 
-_NOTHING = Fraction(0)
+_ONE = Decimal(1)
+_REASON_CODES = {reason: reason.code for reason in TerminalReason}
+_MODE_CODES = {mode: mode.code for mode in ProcessMode}
+_EXPLORE_REWARDS = tuple(f"explore_reward_{k}" for k in range(1, MAX_EXPLORES + 1))
+_NO_EXPLORE_REWARDS = dict.fromkeys(_EXPLORE_REWARDS, 0.0)
 _OBSERVATION_DROPPED = frozenset(
     {TerminalReason.SUBMITTED_OBSERVATION_DROPPED, TerminalReason.EXPLORE_OBSERVATION_DROPPED}
 )
@@ -29,10 +38,7 @@ class Slot(NamedTuple):
     """``Event.index`` of the action; None for the terminal reward of a row without submit."""
     offset: int
     """Response offset of the last sampled token of the action, or of the row."""
-    exact: Fraction
-
-
-_NO_SLOT = Slot(None, 0, _NOTHING)
+    exact: Exact
 
 
 class Scored(NamedTuple):
@@ -52,23 +58,38 @@ class Scored(NamedTuple):
 class _Amounts(NamedTuple):
     """The exact parts of a final reward; all zero for an infrastructure error."""
 
-    acc: Fraction = _NOTHING
-    penalty: Fraction = _NOTHING
-    utility_penalty: Fraction = _NOTHING
-    format_score: Fraction = _NOTHING
-    overlong_penalty: Fraction = _NOTHING
+    acc: Decimal = NOTHING
+    penalty: Decimal = NOTHING
+    format_score: Decimal = NOTHING
+    overlong_penalty: Decimal = NOTHING
+    objective: Decimal = NOTHING
+    final_reward: Decimal = NOTHING
+    utility: Decimal = NOTHING
 
-    @property
-    def objective(self) -> Fraction:
-        return self.acc - self.penalty
 
-    @property
-    def final_reward(self) -> Fraction:
-        return self.objective + self.format_score - self.overlong_penalty
+class _Worths:
+    """The potential of one row's prefixes, each asked for once."""
+
+    def __init__(self, potential: Potential, episode: AnyEpisode) -> None:
+        self._potential = potential
+        self._episode = episode
+        self._known: dict[int, Fraction] = {}
+
+    def __getitem__(self, prefix: int) -> Fraction:
+        if prefix not in self._known:
+            row = self._episode
+            try:
+                worth = exact_value(
+                    self._potential, row.question_id, row.permutation_id, row.candidate_fingerprint, prefix
+                )
+            except RewardError as error:
+                raise RewardError(f"episode {row.uid}_{row.session_id}: {error}") from error
+            self._known[prefix] = worth
+        return self._known[prefix]
 
 
 def score(
-    episode: Episode, grade: Grade, *, config: RewardConfig, potential: Potential = ZERO, subset: str = ""
+    episode: AnyEpisode, grade: Grade, *, config: RewardConfig, potential: Potential = ZERO, subset: str = ""
 ) -> Scored:
     """Compute the reward of one episode; docs/rewards.md explains every number.
 
@@ -85,66 +106,86 @@ def score(
         RewardError: the episode and the grade contradict each other, the episode says too little to be scored, the
             potential does not know the row, or it is not the one that the config names.
     """
-    if bool(config.potentials) != (potential is not ZERO):
+    is_zero = isinstance(potential, ZeroPotential)  # not `is ZERO`: one that travelled to a process is another object
+    if bool(config.potentials) == is_zero:
         raise RewardError(
             f"reward.potentials={dict(config.potentials)} but score got {type(potential).__name__}; pass "
             "potentials.compose(config.potentials, ...)"
         )
     facts = read_facts(episode, grade, config)
-    amounts = _Amounts() if facts.is_fault else _amounts(facts, grade, config)
+    try:
+        amounts = _Amounts() if facts.is_fault else _amounts(facts, grade, config)
+    except RewardError as error:
+        raise RewardError(f"episode {episode.uid}_{episode.session_id}: {error}") from error
     is_shaped = config.process_mode is ProcessMode.POTENTIAL and not facts.is_fault
-    shaping = potential if is_shaped else ZERO
-    start = _worth(shaping, episode, 0)
-    stop = _worth(shaping, episode, facts.explores[-1].prefix_after if facts.explores else 0)
+    worths = _Worths(potential, episode) if is_shaped and not is_zero else None
+    start: Exact = worths[0] if worths else NOTHING
+    stop: Exact = worths[facts.explores[-1].prefix_after if facts.explores else 0] if worths else NOTHING
+    sampled_spans = episode.sampled_spans
     slots: tuple[Slot, ...] = ()
     if episode.model_tokens and not facts.is_fault:
-        slots = _slots(episode, facts, amounts, config, shaping, stop)
-    training_reward = add_fractions([slot.exact for slot in slots])
-    gap = training_reward - (amounts.final_reward - start) if slots else _NOTHING
+        slots = _slots(episode, facts, amounts, config, worths, stop, sampled_spans)
+    training_reward = add_exact([slot.exact for slot in slots])
+    gap = _difference(training_reward, _difference(amounts.final_reward, start)) if slots else NOTHING
     return Scored(
-        breakdown=_breakdown(episode, grade, config, facts, amounts, slots, training_reward, stop, is_shaped, subset),
+        breakdown=_breakdown(episode, config, facts, amounts, slots, training_reward, stop, is_shaped, subset),
         slots=slots,
-        decomposition_error=float(abs(gap)),
-        sampled_spans=episode.sampled_spans,
+        decomposition_error=abs(to_float(gap)),
+        sampled_spans=sampled_spans,
     )
 
 
 def _amounts(facts: Facts, grade: Grade, config: RewardConfig) -> _Amounts:
     num_explores, cost_usd = len(facts.explores), facts.cost_total_usd
+    acc = _ONE if grade.acc else NOTHING
+    penalty = config.objective_prices.penalty(num_explores, cost_usd)
+    format_score = config.format_score if facts.has_answer else NOTHING
+    overlong_penalty = config.overlong_penalty if facts.is_overlong else NOTHING
+    objective = minus(acc, penalty)
     return _Amounts(
-        acc=Fraction(grade.acc),
-        penalty=config.objective_prices.penalty(num_explores, cost_usd),
-        utility_penalty=config.utility_prices.penalty(num_explores, cost_usd),
-        format_score=Fraction(config.format_score) if facts.has_answer else _NOTHING,
-        overlong_penalty=Fraction(config.overlong_penalty) if facts.is_overlong else _NOTHING,
+        acc=acc,
+        penalty=penalty,
+        format_score=format_score,
+        overlong_penalty=overlong_penalty,
+        objective=objective,
+        final_reward=minus(plus(objective, format_score), overlong_penalty),
+        utility=minus(acc, config.utility_prices.penalty(num_explores, cost_usd)),
     )
 
 
-def _worth(potential: Potential, episode: Episode, prefix: int) -> Fraction:
-    if potential is ZERO:
-        return _NOTHING
-    return exact_value(potential, episode.question_id, episode.permutation_id, episode.candidate_fingerprint, prefix)
+def _difference(left: Exact, right: Exact) -> Exact:
+    """Left less right; of a decimal and a fraction, a fraction."""
+    if isinstance(left, Decimal) and isinstance(right, Decimal):
+        return minus(left, right)
+    return Fraction(left) - Fraction(right)
 
 
 def _slots(
-    episode: Episode, facts: Facts, amounts: _Amounts, config: RewardConfig, shaping: Potential, stop: Fraction
+    episode: AnyEpisode,
+    facts: Facts,
+    amounts: _Amounts,
+    config: RewardConfig,
+    worths: _Worths | None,
+    stop: Exact,
+    sampled_spans: tuple[tuple[int, int], ...],
 ) -> tuple[Slot, ...]:
     """One slot an event; explores first, because only a submit can follow them and it is the terminal one."""
     slots = []
+    is_terminal = config.process_mode is ProcessMode.TERMINAL
+    prices = config.objective_prices
     for event in facts.explores:
-        exact = _NOTHING
-        if config.process_mode is ProcessMode.POTENTIAL:
-            exact = -config.objective_prices.penalty(1, event.charged_cost_usd)
-            if shaping is not ZERO:
-                exact += _worth(shaping, episode, event.prefix_after) - _worth(shaping, episode, event.prefix_before)
+        exact: Exact = NOTHING if is_terminal else minus(NOTHING, prices.penalty(1, event.charged_cost_usd))
+        if worths is not None:
+            exact = Fraction(exact) + worths[event.prefix_after] - worths[event.prefix_before]
         slots.append(Slot(event.index, event.action_end_offset - 1, exact))
-    terminal = amounts.acc + amounts.format_score - amounts.overlong_penalty - stop
-    if config.process_mode is ProcessMode.TERMINAL:
-        terminal = amounts.final_reward
+    if is_terminal:
+        terminal: Exact = amounts.final_reward
+    else:
+        terminal = _difference(minus(plus(amounts.acc, amounts.format_score), amounts.overlong_penalty), stop)
     if facts.submit is not None:
         slots.append(Slot(facts.submit.index, facts.submit.action_end_offset - 1, terminal))
     else:
-        slots.append(Slot(None, _last_sampled(episode), terminal))
+        slots.append(Slot(None, max(end for start, end in sampled_spans if end > start) - 1, terminal))
     if slots[-1].offset != episode.terminal_offset:
         raise RewardError(
             f"episode {episode.uid}_{episode.session_id}: its terminal reward belongs on token {slots[-1].offset}, but "
@@ -153,60 +194,62 @@ def _slots(
     return tuple(slots)
 
 
-def _last_sampled(episode: Episode) -> int:
-    return max(end for start, end in episode.sampled_spans if end > start) - 1
-
-
 def _breakdown(
-    episode: Episode,
-    grade: Grade,
+    episode: AnyEpisode,
     config: RewardConfig,
     facts: Facts,
     amounts: _Amounts,
     slots: tuple[Slot, ...],
-    training_reward: Fraction,
-    stop: Fraction,
+    training_reward: Exact,
+    stop: Exact,
     is_shaped: bool,
     subset: str,
 ) -> Breakdown:
     did_submit = facts.submit is not None
     found_correct = bool(facts.seen_correct)
-    padded = [*slots[:-1], *[_NO_SLOT] * MAX_EXPLORES][:MAX_EXPLORES]
-    explore_rewards: dict[str, Any] = {f"explore_reward_{k}": float(slot.exact) for k, slot in enumerate(padded, 1)}
-    return Breakdown(
-        objective=float(amounts.objective),
-        final_reward=float(amounts.final_reward),
-        training_reward=float(training_reward),
-        utility=float(amounts.acc - amounts.utility_penalty),
-        acc=float(amounts.acc),
-        num_explores=len(facts.explores),
-        cost=facts.cost_usd,
-        cost_total=facts.cost_total_usd,
-        penalty=float(amounts.penalty),
-        overlong=facts.is_overlong,
-        overlong_penalty=float(amounts.overlong_penalty),
-        format_score=float(amounts.format_score),
-        has_answer=facts.has_answer,
-        did_submit=did_submit,
-        discovery=found_correct,
-        integration=found_correct and did_submit and amounts.acc == 1,
-        grader_gap=facts.grader_gap,
-        subset=subset,
-        potential_stop=float(stop),
-        potential_defined=is_shaped,
-        **explore_rewards,
-        terminal_reward=float(slots[-1].exact) if slots else 0.0,
-        terminal_reason_code=episode.terminal_reason.code,
-        protocol_violations=episode.protocol_violations,
-        invalid_call=episode.terminal_reason is TerminalReason.INVALID_CALL,
-        length_capped=episode.terminal_reason in CUT_BY_LENGTH_CAP,
-        observation_dropped=episode.terminal_reason in _OBSERVATION_DROPPED,
-        num_turns=episode.num_turns,
-        prompt_tokens=episode.prompt_tokens,
-        response_tokens=episode.response_tokens,
-        model_tokens=episode.model_tokens,
-        first_correct_k=min(facts.seen_correct, default=0),
-        found_correct=found_correct,
-        submitted_after_correct=did_submit and found_correct,
-        process_mode_code=config.process_mode.code,
-    )
+    reason = episode.terminal_reason
+    values: dict[str, Any] = {
+        "objective": to_float(amounts.objective),
+        "final_reward": to_float(amounts.final_reward),
+        "training_reward": to_float(training_reward),
+        "utility": to_float(amounts.utility),
+        "acc": to_float(amounts.acc),
+        "num_explores": len(facts.explores),
+        "cost": facts.cost_usd,
+        "cost_total": facts.cost_total_usd,
+        "penalty": to_float(amounts.penalty),
+        "overlong": facts.is_overlong,
+        "overlong_penalty": to_float(amounts.overlong_penalty),
+        "format_score": to_float(amounts.format_score),
+        "has_answer": facts.has_answer,
+        "did_submit": did_submit,
+        "discovery": found_correct,
+        "integration": found_correct and did_submit and amounts.acc == _ONE,
+        "grader_gap": facts.grader_gap,
+        "subset": subset,
+        "potential_stop": to_float(stop),
+        "potential_defined": is_shaped,
+        **_NO_EXPLORE_REWARDS,
+        "terminal_reward": to_float(slots[-1].exact) if slots else 0.0,
+        "terminal_reason_code": _REASON_CODES[reason],
+        "protocol_violations": episode.protocol_violations,
+        "invalid_call": reason is TerminalReason.INVALID_CALL,
+        "length_capped": reason in CUT_BY_LENGTH_CAP,
+        "observation_dropped": reason in _OBSERVATION_DROPPED,
+        "num_turns": episode.num_turns,
+        "prompt_tokens": episode.prompt_tokens,
+        "response_tokens": episode.response_tokens,
+        "model_tokens": episode.model_tokens,
+        "first_correct_k": min(facts.seen_correct, default=0),
+        "found_correct": found_correct,
+        "submitted_after_correct": did_submit and found_correct,
+        "process_mode_code": _MODE_CODES[config.process_mode],
+    }
+    for name, slot in zip(_EXPLORE_REWARDS, slots[:-1], strict=False):
+        values[name] = to_float(slot.exact)
+    try:
+        return Breakdown.model_validate(values)
+    except ValidationError as error:
+        raise RewardError(
+            f"episode {episode.uid}_{episode.session_id}: breakdown.{one_line(error)}; lower the prices or the costs"
+        ) from error
