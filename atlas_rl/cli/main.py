@@ -14,6 +14,10 @@ from atlas_rl.cli.boundary import prepare_boundary
 from atlas_rl.cli.demo import demo_prepare
 from atlas_rl.cli.grammar_check import grammar_app
 from atlas_rl.cli.lora import lora_app
+from atlas_rl.cli.potential import potential_app
+from atlas_rl.cli.replay import replay
+from atlas_rl.cli.report import report_app
+from atlas_rl.cli.run_show import run_diff, run_show
 from atlas_rl.errors import AtlasError, ConfigError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -23,6 +27,8 @@ run_app = typer.Typer(no_args_is_help=True, help="Read what a run has stored.")
 app.add_typer(data_app, name="data")
 app.add_typer(model_app, name="model")
 app.add_typer(run_app, name="run")
+run_app.command("show")(run_show)
+run_app.command("diff")(run_diff)
 app.add_typer(grammar_app, name="grammar")
 
 demo_app = typer.Typer(no_args_is_help=True, help="Questions and models that stages of this repository run on.")
@@ -32,6 +38,9 @@ demo_app.command("boundary")(prepare_boundary)
 check_app = typer.Typer(no_args_is_help=True, help="Check what a stage has stored.")
 app.add_typer(check_app, name="check")
 app.add_typer(lora_app, name="lora")
+app.add_typer(potential_app, name="potential")
+app.command("replay")(replay)
+app.add_typer(report_app, name="report")
 
 _SPLITS = ("train", "val", "demonstrations")
 
@@ -177,6 +186,18 @@ def check_rollout(
     from atlas_rl.cli.check_rollout import print_check
 
     if not print_check(run, all_reasons=all_reasons):
+        raise typer.Exit(1)
+
+
+@check_app.command("memory")
+def check_memory(
+    run: Annotated[Path, typer.Argument(help="artifacts/RUN.")],
+    min_margin_gib: Annotated[float, typer.Option(help="Least room that must be left on every card, in GiB.")] = 0.0,
+) -> None:
+    """Print what a memory check measured; a missing stage or too little room exits with 1."""
+    from atlas_rl.cli.check_memory import print_memory
+
+    if not print_memory(run, min_margin_gib=min_margin_gib):
         raise typer.Exit(1)
 
 

@@ -1,16 +1,19 @@
 """Everything about a run that can be checked without Ray, cheapest first; what it finds goes into the manifest."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
+from atlas_rl.cli.batching_keys import check_batching_keys
 from atlas_rl.cli.dataset_files import DatasetFile, benchmarks_of, check_batch_fits, read_datasets
 from atlas_rl.cli.engine_keys import check_engine_keys, with_stop_ids
+from atlas_rl.cli.memory_keys import check_memory_keys
 from atlas_rl.cli.model_folder import ModelFolder, read_model_folder, read_tokenizer_folder
 from atlas_rl.cli.policy_keys import check_policy_keys
+from atlas_rl.cli.potential_cover import check_cover
 from atlas_rl.cli.prompts import (
     Protocol,
     check_prompts,
@@ -22,7 +25,7 @@ from atlas_rl.cli.prompts import (
 from atlas_rl.cli.verl_keys import MODEL, ROLLOUT, check_verl_keys, count, longest_row, shown
 from atlas_rl.errors import ConfigError
 from atlas_rl.grammar.tags import BenchmarkGrammar
-from atlas_rl.rewards.potentials import compose
+from atlas_rl.rewards.potential_sources import PotentialSources, SourceKind
 from atlas_rl.training.config import AtlasConfig
 
 
@@ -42,6 +45,8 @@ class Prepared:
     """Tokens."""
     model_fingerprints: Mapping[str, str]
     """By configuration key; ``model_folder.fingerprint`` says what is hashed."""
+    potentials: PotentialSources = field(default_factory=PotentialSources)
+    """The sources of potentials, each file with its sha256."""
 
 
 def preflight(config: Any, atlas: AtlasConfig) -> Prepared:
@@ -55,8 +60,10 @@ def preflight(config: Any, atlas: AtlasConfig) -> Prepared:
         AtlasError: the first thing that would stop or spoil the run, in one line.
     """
     check_verl_keys(config, is_constrained=atlas.runtime.grammar)
+    check_batching_keys(config)
+    check_memory_keys(config, atlas)
     check_engine_keys(config, is_constrained=atlas.runtime.grammar)
-    compose(atlas.reward.potentials)
+    potentials = _potentials(atlas)
     actor = read_model_folder(f"{MODEL}.path", config.actor_rollout_ref.model.path)
     critic = read_model_folder("critic.model.path", config.critic.model.path)
     check_policy_keys(config, atlas, actor)
@@ -65,6 +72,8 @@ def preflight(config: Any, atlas: AtlasConfig) -> Prepared:
     _check_context(config, actor)
     train, val = read_datasets(config, "data.train_files"), read_datasets(config, "data.val_files")
     check_batch_fits(config, train)
+    files = [("data.train_files", file.path) for file in train] + [("data.val_files", file.path) for file in val]
+    check_cover(potentials.tables(), files)
     benchmarks = benchmarks_of([*train, *val])
     protocol = load_protocol(config, _tokenizer_folder(config), enable_thinking=atlas.runtime.enable_thinking)
     protocol = with_stop_ids(protocol, actor.path)
@@ -89,7 +98,20 @@ def preflight(config: Any, atlas: AtlasConfig) -> Prepared:
         num_val_rows=_num_rows(val),
         longest_prompt=longest,
         model_fingerprints={model.key: model.fingerprint for model in (actor, critic)},
+        potentials=potentials,
     )
+
+
+def _potentials(atlas: AtlasConfig) -> PotentialSources:
+    """Sources whose files are there and are tables; what they hold is compared with the dataset later."""
+    for name, source in atlas.potentials.parts:
+        if source.kind is SourceKind.RECORDED:
+            raise ConfigError(
+                f"atlas.potentials.{name}.kind=recorded is read from stored trajectories, and new ones have no value "
+                "yet; train with a table, or leave the part out"
+            )
+    atlas.potentials.potential(atlas.reward)
+    return atlas.potentials.bound()
 
 
 def _check_context(config: Any, model: ModelFolder) -> None:

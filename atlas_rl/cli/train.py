@@ -13,6 +13,7 @@ from typing import Any
 
 from atlas_rl.cli.composition import compose
 from atlas_rl.errors import AtlasError, TrainingError, UsageError
+from atlas_rl.training.cpu_weights import WHOLE_WEIGHTS
 
 
 def set_environment(values: dict[str, str]) -> None:
@@ -25,6 +26,12 @@ def set_environment(values: dict[str, str]) -> None:
         os.environ.setdefault(name, value)
 
 
+def delivers_whole_weights(config: Any) -> bool:
+    """Whether the rollout gets whole weights rather than an adapter."""
+    model = config.actor_rollout_ref.model
+    return bool(model.lora_rank <= 0 or model.lora.get("merge", False))
+
+
 def run(config: Any) -> None:
     """Check the configuration and all that it names, open the run and train."""
     # What verl and its libraries read from the environment is set before any of them is imported.
@@ -32,6 +39,8 @@ def run(config: Any) -> None:
 
     atlas = atlas_config(config)
     set_environment(atlas.env)
+    if delivers_whole_weights(config):
+        os.environ.setdefault(WHOLE_WEIGHTS, "1")
     if atlas.run.warm_workers:
         from atlas_rl.training.warm_python import prepare_ray_for_forks
 

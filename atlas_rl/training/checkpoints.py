@@ -39,6 +39,8 @@ class Checkpoints:
             code_version="unknown" if manifest.git is None else manifest.git.commit,
             anchor_every=trainer.atlas.checkpoint.anchor_every,
         )
+        for group in self._groups.values():
+            group.prepare_to_save()
 
     def _model(self, name: str, fingerprints: Mapping[str, str]) -> ModelIdentity:
         config = self._trainer.config

@@ -11,11 +11,15 @@ from typing import Any, TypeVar
 
 from atlas_rl.errors import ConfigError
 from atlas_rl.rewards.config import RewardConfig
+from atlas_rl.rewards.potential_sources import PotentialSources
 
 T = TypeVar("T")
 
 LOGPROB_MODES = ("full_vocab", "grammar")
 """Values of ``atlas.policy.logprobs``."""
+
+ADVANTAGE_LEVELS = ("token", "turn")
+"""Values of ``atlas.advantage.level``."""
 
 LOGITS_CHANGED_BY: Mapping[str, float | None] = {
     "final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0
@@ -39,6 +43,8 @@ class RunConfig:
     """Continue a run of this id from its latest checkpoint instead of refusing its folder."""
     warm_workers: bool = False
     """Fork worker processes from one that has imported everything; see docs/decisions."""
+    delivery_timeout_seconds: float = 1800.0
+    """Wall time that one delivery of weights to the rollout may take; verl alone would wait for ever."""
     attempt_id: int = 0
     """Set when the run opens: 0, then one more for each resume."""
 
@@ -52,6 +58,10 @@ class RunConfig:
             raise ConfigError(f"atlas.run.id must be made of letters, digits and '-._', got {self.id!r}")
         if not 0 <= self.train_fraction <= 1:
             raise ConfigError(f"atlas.run.train_fraction must lie in [0, 1], got {self.train_fraction}")
+        if self.delivery_timeout_seconds <= 0:
+            raise ConfigError(
+                f"atlas.run.delivery_timeout_seconds must be above 0 seconds, got {self.delivery_timeout_seconds}"
+            )
 
     @property
     def folder(self) -> Path:
@@ -131,6 +141,23 @@ class PolicyConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdvantageConfig:
+    """Over which steps advantages are estimated; ``algorithm.gamma`` and ``algorithm.lam`` are for one such step."""
+
+    level: str = "token"
+    """token: every sampled token is a step; turn: every generation is one, and its tokens share its advantage."""
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown level.
+
+        Raises:
+            ConfigError: as said.
+        """
+        if self.level not in ADVANTAGE_LEVELS:
+            raise ConfigError(f"atlas.advantage.level must be one of {', '.join(ADVANTAGE_LEVELS)}, got {self.level!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointConfig:
     """Which saved steps stay; ``trainer.save_freq`` says when a step is saved."""
 
@@ -148,14 +175,67 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeConfig:
+    """The weight-sync probe: greedy answers to fixed prompts after each delivery of weights."""
+
+    num_prompts: int = 4
+    """First questions of the validation set; 0: no probe."""
+    num_tokens: int = 8
+    """Tokens of each answer."""
+    tolerance_nats: float = 0.0
+    """How far a log-probability may move under equal weights; above 0 only for kernels that are not deterministic."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers below their least.
+
+        Raises:
+            ConfigError: as said.
+        """
+        for name, least in (("num_prompts", 0), ("num_tokens", 1), ("tolerance_nats", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"atlas.probe.{name} must be at least {least}, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryCheckConfig:
+    """The memory check: synthetic full-length rows in place of training; docs/stages.md says what it reports."""
+
+    enabled: bool = False
+    """Check memory instead of training."""
+    num_steps: int = 2
+    """Steps of synthetic rows."""
+    num_long_prompts: int = 4
+    """Generations from prompts that fill the engine's context but for a few tokens, all at a time; 0: none."""
+    rollout: bool = True
+    """False: no rollout engine, so no weight update, long contexts or real step; for models beside which none fits."""
+    seed: int = 0
+    """Of the synthetic rows."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers below their least.
+
+        Raises:
+            ConfigError: as said.
+        """
+        for name, least in (("num_steps", 1), ("num_long_prompts", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"atlas.memory_check.{name} must be at least {least}, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AtlasConfig:
     """Everything under ``atlas``."""
 
     run: RunConfig
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
+    advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
+    potentials: PotentialSources = field(default_factory=PotentialSources)
+    """Where the parts that ``reward.potentials`` weighs come from."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    probe: ProbeConfig = field(default_factory=ProbeConfig)
+    memory_check: MemoryCheckConfig = field(default_factory=MemoryCheckConfig)
     env: dict[str, str] = field(default_factory=dict)
     """Environment variables that verl, vLLM and Ray read; set before any of them is imported."""
 

@@ -18,6 +18,7 @@ _TIMED = {
     "update_actor": "actor",
     "save_checkpoint": "save",
     "update_weights": "sync",
+    "probe": "probe",
     "testing": "val",
 }
 """verl's timer names and the short ones of the step line."""

@@ -6,6 +6,7 @@ devices and outrank verl's own.
 """
 
 import hashlib
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,21 @@ from verl.workers.engine.fsdp import transformer_impl
 
 from atlas_rl.adapters.build import add_adapter, load_adapter
 from atlas_rl.adapters.settings import VALUE_HEAD, AdapterKind, AdapterSettings
-from atlas_rl.checkpoint.engine_state import capture_engine, restore_engine, trainable_specs
+from atlas_rl.adapters.value_models import register_value_models
+from atlas_rl.checkpoint.engine_state import (
+    capture_engine,
+    restore_engine,
+    trainable_parameters,
+    trainable_specs,
+)
 from atlas_rl.checkpoint.identity import ModelIdentity
 from atlas_rl.checkpoint.loading import load_rank
 from atlas_rl.checkpoint.rank_writer import RankWriter, SaveCost
 from atlas_rl.errors import ConfigError, TrainingError
 from atlas_rl.training.chosen_tokens import POLICY_KEY, ChosenTokens, nested_outputs
 from atlas_rl.training.output_head import OutputHead
+from atlas_rl.training.row_boundaries import border_arguments, stop_at_row_ends
+from atlas_rl.training.updates import APPLIED
 
 
 def trainable_digests(module: torch.nn.Module) -> dict[str, str]:
@@ -47,13 +56,16 @@ class _AtlasEngine:
     """What actor and critic share: fp32 adapters over a frozen base, digests and saved steps of what trains."""
 
     kind: AdapterKind
+    pass_packed_cu_seqlens: bool
     _writer: RankWriter | None = None
+    _num_loss_tokens: int = 0
 
     # verl's engine, which every subclass derives from too, has these.
     model_config: Any
     module: Any
     optimizer: Any
     lr_scheduler: Any
+    ulysses_sequence_parallel_size: int
     _is_offload_param: bool
     _is_offload_optimizer: bool
 
@@ -80,12 +92,55 @@ class _AtlasEngine:
             value_head_seed=int(getattr(config.hf_config, "value_head_seed", 0)),
         )
 
+    def _build_model_optimizer(self) -> None:
+        """Verl's, and packed rows' borders go to every model that has a use for them."""
+        super()._build_model_optimizer()  # type: ignore[misc]
+        if stop_at_row_ends(self.module):
+            self.pass_packed_cu_seqlens = True
+
+    def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Verl's inputs, with packed rows' borders under transformers' names too.
+
+        Under sequence parallelism a rank holds a part of the tokens, and only verl's own linear attention knows how to
+        hand its state on.
+        """
+        inputs, arguments = super().prepare_model_inputs(micro_batch)  # type: ignore[misc]
+        borders = inputs.get("cu_seqlens")
+        if borders is not None and self.ulysses_sequence_parallel_size == 1:
+            inputs |= border_arguments(borders)
+        return inputs, arguments
+
     def _build_optimizer(self, module: torch.nn.Module) -> torch.optim.Optimizer:
         """Verl gives the optimizer every parameter; the frozen base has no business in it, nor in what is saved."""
         optimizer: torch.optim.Optimizer = super()._build_optimizer(module)  # type: ignore[misc]
         for group in optimizer.param_groups:
             group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]
         return optimizer
+
+    def forward_backward_batch(self, data: TensorDict, loss_function: Any, forward_only: bool = False) -> Any:
+        """Verl's, remembering how many tokens the loss was divided by."""
+        outputs = super().forward_backward_batch(data, loss_function, forward_only)  # type: ignore[misc]
+        self._num_loss_tokens = int(tu.get_non_tensor_data(data=data, key="batch_num_tokens", default=0))
+        return outputs
+
+    def optimizer_step(self) -> float:
+        """Verl's step; none, and NaN, for a mini-batch without a token to learn from.
+
+        Its loss is 0 / 0. Where no gradient flows from it, Adam would still move the weights by what it remembers.
+        """
+        if self._num_loss_tokens == 0:
+            self.optimizer.zero_grad()
+            return math.nan
+        norm: float = super().optimizer_step()  # type: ignore[misc]
+        return norm
+
+    def train_batch(self, data: TensorDict, loss_function: Any) -> Any:
+        """Verl's mini-batch; ``APPLIED`` says whether its optimizer's step was made."""
+        outputs = super().train_batch(data, loss_function)  # type: ignore[misc]
+        norm = outputs["metrics"].get("grad_norm")
+        if norm is not None:
+            outputs["metrics"][APPLIED] = [float(math.isfinite(norm))]
+        return outputs
 
     def trainable_digests(self) -> dict[str, str]:
         """Sha256 of every trainable tensor of this rank, by name."""
@@ -97,10 +152,17 @@ class _AtlasEngine:
         Raises:
             TrainingError: the step before could not be written.
         """
+        state = capture_engine(self.module, self.optimizer, self.lr_scheduler)
+        return self._saver().save(partial, state)
+
+    def prepare_to_save(self) -> None:
+        """Allocate the host memory of saves, so that the first one keeps training no longer than the others."""
+        self._saver().reserve(trainable_parameters(self.module))
+
+    def _saver(self) -> RankWriter:
         if self._writer is None:
             self._writer = RankWriter(str(self.kind), torch.distributed.get_rank())
-        state = capture_engine(self.module, self.optimizer, self.lr_scheduler)
-        return self._writer.save(partial, state)
+        return self._writer
 
     def load_step(self, step: Path, identity: ModelIdentity) -> None:
         """Put this rank's part of a saved step back.
@@ -208,6 +270,7 @@ def _load_value_model(
     local_path: str, torch_dtype: torch.dtype, model_config: object, trust_remote_code: bool
 ) -> torch.nn.Module:
     """Load the critic with the attention that its config names, and set its head."""
+    register_value_models()
     model: torch.nn.Module = AutoModelForTokenClassification.from_pretrained(
         local_path, dtype=torch_dtype, config=model_config, trust_remote_code=trust_remote_code
     )

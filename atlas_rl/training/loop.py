@@ -15,7 +15,7 @@ from atlas_rl.records.trajectory import Grade, Trajectory
 from atlas_rl.records.vocabulary import CUT_BY_LENGTH_CAP, Partition, TerminalReason
 from atlas_rl.rewards.invariants import mapped_slots_minus_events, owed_rewards
 from atlas_rl.rewards.placement import place, reward_score, token_rewards
-from atlas_rl.rewards.potentials import Potential, compose
+from atlas_rl.rewards.potentials import Potential
 from atlas_rl.rewards.score import Scored, score
 from atlas_rl.runtime.episode import EpisodeResult, run_episode
 from atlas_rl.runtime.forced import mark_forced
@@ -68,7 +68,7 @@ def _shared_state(config: Any) -> _Shared:
                 max_response_length=config.data.max_response_length,
                 max_turns=atlas.runtime.max_turns,
             ),
-            potential=compose(atlas.reward.potentials),
+            potential=atlas.potentials.potential(atlas.reward),
             sink=TrajectorySink(atlas.run.folder, atlas.run.train_fraction),
         )
     return _shared

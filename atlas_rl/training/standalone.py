@@ -1,16 +1,21 @@
-"""One actor in this process, without Ray or a rollout engine: for benchmarks and for checks of its arithmetic."""
+"""Actor and critic in this process, without Ray or a rollout engine: for benchmarks and checks of their arithmetic."""
 
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from tensordict import NonTensorStack, TensorDict
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.engine_workers import TrainingWorkerConfig
+from verl.workers.utils.losses import value_loss
 
-from atlas_rl.training.workers import AtlasActorWorker
+from atlas_rl.training.critic_batching import set_critic_batching
+from atlas_rl.training.workers import AtlasActorWorker, AtlasTrainingWorker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +37,8 @@ class ActorRow:
 
 
 @contextmanager
-def standalone_actor(config: Any) -> Iterator[AtlasActorWorker]:
-    """Build the actor of a composed configuration as the only rank of a process group, and close the group after it.
-
-    Args:
-        config: As the training program composes it; ``actor_rollout_ref`` is read.
-    """
+def only_rank() -> Iterator[None]:
+    """Let this process be the only rank of the process group that the first worker joins, and close it after them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -48,9 +49,7 @@ def standalone_actor(config: Any) -> Iterator[AtlasActorWorker]:
     before = {name: os.environ.get(name) for name in given}
     os.environ.update(given)
     try:
-        worker = AtlasActorWorker(config=config.actor_rollout_ref, role="actor")
-        worker.init_model()
-        yield worker
+        yield
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
@@ -59,6 +58,47 @@ def standalone_actor(config: Any) -> Iterator[AtlasActorWorker]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def build_actor(config: Any) -> AtlasActorWorker:
+    """The actor with its loss, within ``only_rank``.
+
+    Args:
+        config: As the training program composes it; ``actor_rollout_ref`` is read.
+    """
+    worker = AtlasActorWorker(config=config.actor_rollout_ref, role="actor")
+    worker.init_model()
+    return worker
+
+
+def build_critic(config: Any) -> AtlasTrainingWorker:
+    """The critic with its loss, as verl's trainer builds it, within ``only_rank``.
+
+    Args:
+        config: As the training program composes it; ``critic`` is read.
+    """
+    critic = omega_conf_to_dataclass(config.critic)
+    set_critic_batching(critic.engine, config.critic)
+    worker = AtlasTrainingWorker(
+        TrainingWorkerConfig(
+            model_type="value_model", model_config=critic.model, engine_config=critic.engine,
+            optimizer_config=critic.optim, checkpoint_config=critic.checkpoint, profiler_config=None,
+        )
+    )  # fmt: skip
+    worker.reset()
+    worker.set_loss_fn(partial(value_loss, config=critic))
+    return worker
+
+
+@contextmanager
+def standalone_actor(config: Any) -> Iterator[AtlasActorWorker]:
+    """Build the actor of a composed configuration as the only rank of a process group, and close the group after it.
+
+    Args:
+        config: As for ``build_actor``.
+    """
+    with only_rank():
+        yield build_actor(config)
 
 
 def actor_batch(rows: Sequence[ActorRow], per_token: Mapping[str, Sequence[torch.Tensor]] | None = None) -> TensorDict:

@@ -16,6 +16,7 @@ from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 from atlas_rl.errors import ConfigError
 from atlas_rl.training.config import AtlasConfig
 from atlas_rl.training.console import RunConsole
+from atlas_rl.training.memory_check import check_memory
 from atlas_rl.training.rollout import AtlasAgentLoopManager
 from atlas_rl.training.trainer import AtlasTrainer
 from atlas_rl.training.warm_python import EXECUTABLE_VARIABLE, WarmPython, forget_ray_job
@@ -85,6 +86,9 @@ def train(config: Any, atlas: AtlasConfig, console: RunConsole) -> None:
         start_ray(config, executable)
         try:
             tq.init(config.transfer_queue)
+            if atlas.memory_check.enabled:
+                check_memory(config, atlas, console)
+                return
             trainer = AtlasTrainer(config, atlas, console)
             trainer.init()
             console.line(f"models and engine ready after {console.seconds():.0f} s")

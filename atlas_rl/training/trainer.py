@@ -11,34 +11,36 @@ import torch
 import transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
-from verl import DataProto
-from verl.trainer.ppo.ray_trainer import apply_kl_penalty
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
+from verl.utils.debug import marked_timer
 from verl.workers.utils.padding import response_to_nested
 
 from atlas_rl.errors import TrainingError
-from atlas_rl.objective.metrics import advantage_metrics, capmask_metrics, mismatch_metrics
-from atlas_rl.records.breakdown import Breakdown
+from atlas_rl.objective.metrics import value_metrics
 from atlas_rl.reporting.manifest import write_atomically
 from atlas_rl.reporting.metrics import MetricsLog
-from atlas_rl.rewards.batch_metrics import batch_metrics
 from atlas_rl.training.batch import (
     BatchFacts,
     LossInputs,
     forced_tokens,
-    invariant_errors,
     loss_inputs,
     row_tensors,
     step_manifest,
 )
+from atlas_rl.training.batch_report import batch_report, kl_penalised
 from atlas_rl.training.checkpoints import Checkpoints
 from atlas_rl.training.chosen_tokens import POLICY_KEY
 from atlas_rl.training.config import AtlasConfig
 from atlas_rl.training.console import RunConsole
+from atlas_rl.training.critic_batching import critic_batching
+from atlas_rl.training.delivery import deliver_within
 from atlas_rl.training.heartbeat import Heartbeat
+from atlas_rl.training.packed_rows import check_packed_rows
+from atlas_rl.training.probe import WeightSyncProbe
 from atlas_rl.training.update_check import check_critic_update
+from atlas_rl.training.updates import plan_update, put, put_masks
 from atlas_rl.training.validation import Validation
 from atlas_rl.training.workers import AtlasActorWorker, AtlasTrainingWorker
 
@@ -66,12 +68,22 @@ class AtlasTrainer(PPOTrainerSync):  # type: ignore[misc]
         self.actor_updates = 0
         self.critic_updates = 0
         self._head_is_checked = False
+        self._value_figures: dict[str, float] = {}
         self._heartbeat: Heartbeat | None = None
         self.checkpoints: Checkpoints | None = None
+        self.probe: WeightSyncProbe | None = None
+        self._must_move = False
         self._drawn: tuple[tuple[str, int], int] = (("", -1), 0)
         super().__init__(config)
 
     # ------------------------------------------------------------------ set-up
+
+    def _setup(self) -> None:
+        with critic_batching(self.config.critic):
+            super()._setup()
+        deliver_within(self.checkpoint_manager, self.atlas.run.delivery_timeout_seconds)
+        models = [self.actor_rollout_wg, *([self.critic_wg] if self.use_critic else [])]
+        self.console.line(check_packed_rows(models, self.atlas.run.folder))
 
     def _load_checkpoint(self) -> None:
         """Go on from the newest step of a run that is resumed; verl's own checkpoints are not used."""
@@ -84,6 +96,30 @@ class AtlasTrainer(PPOTrainerSync):  # type: ignore[misc]
     def _save_checkpoint(self) -> None:
         if self.checkpoints is not None:
             self.metrics_log.write(self.global_steps, self.checkpoints.save())
+
+    def on_init_end(self) -> None:
+        """Deliver the first weights and see that the rollout has them."""
+        super().on_init_end()
+        if self.atlas.probe.num_prompts > 0:
+            self.probe = WeightSyncProbe(self)
+            is_resumed = self.atlas.run.resume and self.global_steps > 0
+            taken = self.probe.after_resume() if is_resumed else self.probe.after_delivery("init")
+            self.metrics_log.write(self.global_steps, taken)
+
+    def on_step_end(self) -> None:
+        """Deliver a step's weights and see that the rollout has them."""
+        super().on_step_end()
+        if self.probe is not None:
+            with marked_timer("probe", self.timing_raw):
+                taken = self.probe.after_delivery(f"after_step_{self.global_steps}", must_move=self._must_move)
+            self.metrics_log.write(self.global_steps, taken)
+        self._must_move = False
+
+    def on_validate_begin(self) -> None:
+        """See that a validation will sample from the weights that it is said to judge."""
+        super().on_validate_begin()
+        if self.probe is not None:
+            self.metrics_log.write(self.global_steps, self.probe.before_validation())
 
     def close(self) -> None:
         """Wait for what is still being written.
@@ -198,35 +234,32 @@ class AtlasTrainer(PPOTrainerSync):  # type: ignore[misc]
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         self.console.update_stage("advantage")
         facts = self._facts(batch)
-        wanted = [
-            "response_mask",
-            "rm_scores",
-            "values",
-            "old_log_probs",
-            "rollout_log_probs",
-            "entropy",
-            "ref_log_prob",
-        ]
+        wanted = ["response_mask", "rm_scores", "values", "entropy"]
+        wanted += ["old_log_probs", "rollout_log_probs", "ref_log_prob"]
         fields = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=wanted)
         nested_mask = fields["response_mask"]
         padded = fields.to_padded_tensor()
         rewards = padded["rm_scores"]
         if self.config.algorithm.use_kl_in_reward:
-            rewards = self._kl_penalised(padded, facts, metrics)
+            penalty = self.config.algorithm.kl_penalty
+            rewards, kl_metrics = kl_penalised(padded, facts.real, self.kl_ctrl_in_reward, penalty)
+            metrics.update(kl_metrics)
         forced_BT = forced_tokens(facts, padded["response_mask"])
         result = loss_inputs(
             rewards, padded["values"].float(), padded["response_mask"], facts,
-            gamma=self.config.algorithm.gamma, lam=self.config.algorithm.lam,
+            gamma=self.config.algorithm.gamma, lam=self.config.algorithm.lam, level=self.atlas.advantage.level,
             forced_BT=None if self.atlas.policy.trains_forced_tokens else forced_BT,
         )  # fmt: skip
         sampled = {"advantages": result.advantages_BT, "returns": result.returns_BT}
         sampled["policy_mask"] = result.policy_mask_BT.to(padded["response_mask"].dtype)
+        if self._is_turn_level:
+            sampled["value_mask"] = result.value_mask_BT.to(padded["response_mask"].dtype)
         if self.config.algorithm.use_kl_in_reward:
             sampled["token_level_rewards"] = rewards
         nested = {name: response_to_nested(tensor, nested_mask) for name, tensor in sampled.items()}
         nested["sampled_mask"] = nested_mask
         self._report_batch(facts, padded, forced_BT, result, nested_mask, metrics)
-        return _put(batch, nested)
+        return put(batch, nested)
 
     def _require_an_episode(self, facts: BatchFacts) -> None:
         """A batch of nothing but faults has nothing to learn from, and the next one would hardly be better."""
@@ -238,18 +271,6 @@ class AtlasTrainer(PPOTrainerSync):  # type: ignore[misc]
                 f"{errors[0] if errors else 'unknown'}"
             )
 
-    def _kl_penalised(self, padded: TensorDict, facts: BatchFacts, metrics: dict[str, Any]) -> torch.Tensor:
-        """Token rewards less the KL penalty, over the rows that train: verl's mean KL must not see the others."""
-        rows = padded[facts.real]
-        rows["token_level_scores"] = rows["rm_scores"]
-        data, kl_metrics = apply_kl_penalty(
-            DataProto(batch=rows), kl_ctrl=self.kl_ctrl_in_reward, kl_penalty=self.config.algorithm.kl_penalty
-        )
-        metrics.update(kl_metrics)
-        rewards: torch.Tensor = padded["rm_scores"].clone()
-        rewards[facts.real] = data.batch["token_level_rewards"]
-        return rewards
-
     def _report_batch(
         self,
         facts: BatchFacts,
@@ -259,22 +280,12 @@ class AtlasTrainer(PPOTrainerSync):  # type: ignore[misc]
         nested_mask: Any,
         metrics: dict[str, Any],
     ) -> None:
-        rows = [e["breakdown"] for e, padding in zip(facts.extra, facts.is_padding, strict=True) if not padding]
-        breakdowns = [Breakdown.model_validate(row) for row in rows]
-        own = batch_metrics(breakdowns, invariant_errors(facts, padded["rm_scores"]))
-        own |= advantage_metrics(result.raw_BT, result.advantages_BT, result.policy_mask_BT)
-        is_fault_B = torch.tensor(facts.is_fault, dtype=torch.bool)
-        own |= capmask_metrics(
-            padded["response_mask"],
-            torch.tensor(facts.is_capped, dtype=torch.bool),
-            is_fault_B,
-            None if self.atlas.policy.trains_forced_tokens else forced_BT,
-        )
-        own |= mismatch_metrics(
-            padded["rollout_log_probs"], padded["old_log_probs"], padded["response_mask"], forced_BT
-        )
-        if result.policy_mask_BT.any():
-            own["policy/entropy"] = float(padded["entropy"][result.policy_mask_BT].double().mean())
+        own = batch_report(
+            facts, padded, forced_BT, result,
+            trains_forced_tokens=self.atlas.policy.trains_forced_tokens, step=self.global_steps,
+        )  # fmt: skip
+        if self._is_turn_level:
+            self._value_figures = value_metrics(padded["values"], result.returns_BT, result.value_mask_BT)
         metrics.update(own)
         lengths = nested_mask.offsets().diff().tolist()
         folder = self.atlas.run.folder / "train" / f"step_{self.global_steps}"
@@ -298,9 +309,17 @@ class AtlasTrainer(PPOTrainerSync):  # type: ignore[misc]
         # A warm-up of the rate makes the first update one of rate 0: then the second is the first that can change.
         is_checked = self._head_is_checked or (self.critic_updates == 0 and _has_warm_up(self.config.critic.optim))
         before = None if is_checked else (self._digests("critic"), self._digests("actor"))
-        batch = super()._update_critic(batch, metrics)
-        self.critic_updates += self._num_updates(batch, self.config.critic)
-        if before is not None and np.isfinite(metrics["critic/grad_norm"]):
+        if self._is_turn_level:
+            batch = put_masks(batch, "value_mask")
+        rows_per_question = self.config.actor_rollout_ref.rollout.n
+        update = plan_update(batch, self.critic_wg, "train", self.config.critic, rows_per_question)
+        if update.num_planned:
+            super()._update_critic(update.batch, metrics)
+        if self._is_turn_level:
+            batch = put_masks(batch, "sampled_mask")
+        made = update.count("critic", metrics, self.global_steps)
+        self.critic_updates += made
+        if before is not None and made:
             check_critic_update(
                 critic_before=before[0],
                 critic_after=self._digests("critic"),
@@ -310,26 +329,30 @@ class AtlasTrainer(PPOTrainerSync):  # type: ignore[misc]
             self._head_is_checked = True
         return batch
 
+    @property
+    def _is_turn_level(self) -> bool:
+        return self.atlas.advantage.level == "turn"
+
     def _digests(self, model: str) -> list[dict[str, str]]:
         group = self.critic_wg if model == "critic" else self.actor_rollout_wg
         digests: list[dict[str, str]] = group.trainable_digests()
         return digests
 
-    def _num_updates(self, batch: KVBatchMeta, model: Any) -> int:
-        mini_batch = model.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
-        return int(len(batch.keys) // mini_batch * model.ppo_epochs)
-
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """Update on policy tokens only: while the actor reads the batch, its masks are the policy's."""
         self.console.update_stage("actor")
-        if metrics["capmask/policy_tokens"] == 0:
-            logger.warning("step %s: no policy token in the batch; the actor is not updated", self.global_steps)
-        else:
-            batch = _put_masks(batch, "policy_mask")
-            self._choose_logprobs(batch)
-            batch = super()._update_actor(batch, metrics)
-            batch = _put_masks(batch, "sampled_mask")
-            self.actor_updates += self._num_updates(batch, self.config.actor_rollout_ref.actor)
+        batch = put_masks(batch, "policy_mask")
+        self._choose_logprobs(batch)
+        rows_per_question = self.config.actor_rollout_ref.rollout.n
+        actor = self.config.actor_rollout_ref.actor
+        update = plan_update(batch, self.actor_rollout_wg, "actor", actor, rows_per_question)
+        if update.num_planned:
+            super()._update_actor(update.batch, metrics)
+            # A warm-up of the rate makes the first update one of rate 0; the rate reported is that of the next one.
+            is_still = self.actor_updates == 0 and _has_warm_up(self.config.actor_rollout_ref.actor.optim)
+            self._must_move = not is_still and metrics["actor/grad_norm"] > 0 and metrics["actor/lr"] > 0
+        batch = put_masks(batch, "sampled_mask")
+        self.actor_updates += update.count("actor", metrics, self.global_steps)
         self.console.update_stage("weights")
         return batch
 
@@ -346,6 +369,7 @@ class AtlasTrainer(PPOTrainerSync):  # type: ignore[misc]
         )
         if real:
             super()._compute_metrics(rows, metrics, timing_raw, global_steps, epoch)
+            metrics.update(self._value_figures)  # verl's are over all sampled tokens
         breakdowns = [facts.extra[i]["breakdown"] for i in real]
         metrics["training/actor_updates"] = self.actor_updates
         metrics["training/critic_updates"] = self.critic_updates
@@ -361,21 +385,6 @@ class AtlasTrainer(PPOTrainerSync):  # type: ignore[misc]
         self.console.validation(self.global_steps, metrics)
         self.metrics_log.write(self.global_steps, metrics)
         return metrics
-
-
-def _put(batch: KVBatchMeta, fields: dict[str, Any]) -> KVBatchMeta:
-    """Store fields of a batch; only the batch that comes back knows of them."""
-    stored = tq.kv_batch_put(
-        keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(fields, batch_size=len(batch))
-    )
-    stored.extra_info.update(batch.extra_info)
-    return stored
-
-
-def _put_masks(batch: KVBatchMeta, source: str) -> KVBatchMeta:
-    """Let ``source`` be the mask that losses read; verl reads two fields of the same content."""
-    mask = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[source])[source]
-    return _put(batch, {"response_mask": mask, "loss_mask": mask})
 
 
 def _has_warm_up(optim: Any) -> bool:

@@ -84,7 +84,10 @@ def test_the_critic_needs_an_embedding_for_every_token_too(given: dict[str, Any]
 
 def test_an_unknown_potential_is_refused(given: dict[str, Any]) -> None:
     demo = config(**given, **{"atlas.reward.potentials": {"tabel": 1}})
-    assert refusal(demo) == "reward.potentials.tabel is not known; use one of: zero"
+    assert refusal(demo) == (
+        "reward.potentials.tabel is not known; use one of: zero, or name its file: "
+        "atlas.potentials.tabel.path=FILE.parquet"
+    )
 
 
 def test_a_folder_of_weights_without_a_tokenizer_is_refused(given: dict[str, Any], tmp_path: Path) -> None:
