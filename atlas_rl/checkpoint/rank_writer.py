@@ -14,7 +14,7 @@ from atlas_rl.checkpoint.durable import OpenFile, create, make_folder, sync_fold
 from atlas_rl.checkpoint.layout import RECEIPTS, RUN, rank_folder, step_of_partial
 from atlas_rl.checkpoint.receipt import Receipt, leave_receipt, leave_refusal
 from atlas_rl.checkpoint.snapshot import HostBuffers, Snapshot
-from atlas_rl.checkpoint.state import OPTIMIZER, TRAINABLE, RankState, rank_parts, tensor_file
+from atlas_rl.checkpoint.state import OPTIMIZER, TRAINABLE, Part, RankState, rank_parts, tensor_file
 from atlas_rl.checkpoint.tensors import num_bytes, spec_of
 from atlas_rl.errors import ConfigError, TrainingError
 
@@ -60,22 +60,24 @@ class RankWriter:
         self._buffers = HostBuffers()
         self._writing: Background[Receipt] | None = None
 
-    def reserve(self, trainable: Mapping[str, torch.Tensor]) -> None:
-        """Allocate host memory for saves of these tensors and of an Adam that trains them, before the first save.
+    def reserve(self, trainable: Mapping[str, torch.Tensor], *, optimizer_is_on_card: bool) -> None:
+        """Allocate the host memory of saves and copy the tensors once, so that the first save is like the others.
+
+        Pinning two gigabytes takes a second, and so do first copies.
 
         Args:
-            trainable: As ``RankState.trainable``.
+            trainable: As ``RankState.trainable``, where they are when a step is saved.
+            optimizer_is_on_card: Whether the state of an Adam that trains them will be on a card then.
 
         Raises:
             TrainingError: a tensor cannot be saved.
         """
-        size = num_bytes({name: spec_of(name, tensor) for name, tensor in trainable.items()})
-        is_pinned = torch.cuda.is_available()
         folder = rank_folder(self.model, self.rank)
-        self._buffers.reserve(tensor_file(f"{folder}/{TRAINABLE}"), size, is_pinned=is_pinned)
+        self._buffers.snapshot([Part(f"{folder}/{TRAINABLE}", None, trainable)])
+        size = num_bytes({name: spec_of(name, tensor) for name, tensor in trainable.items()})
         # Two moments of each tensor, and one number of four bytes.
         moments = 2 * size + 4 * len(trainable)
-        self._buffers.reserve(tensor_file(f"{folder}/{OPTIMIZER}"), moments, is_pinned=is_pinned)
+        self._buffers.reserve(tensor_file(f"{folder}/{OPTIMIZER}"), moments, is_pinned=optimizer_is_on_card)
 
     def save(self, partial: Path, state: RankState) -> SaveCost:
         """Copy the state to host memory, begin to write it, and return.

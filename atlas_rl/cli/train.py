@@ -41,6 +41,10 @@ def run(config: Any) -> None:
     set_environment(atlas.env)
     if delivers_whole_weights(config):
         os.environ.setdefault(WHOLE_WEIGHTS, "1")
+    if "wandb" in config.trainer.logger:
+        # verl names no run to go on with; by these a resumed run continues its own curves.
+        os.environ.setdefault("WANDB_RUN_ID", atlas.run.id)
+        os.environ.setdefault("WANDB_RESUME", "allow")
     if atlas.run.warm_workers:
         from atlas_rl.training.warm_python import prepare_ray_for_forks
 

@@ -157,7 +157,8 @@ class _AtlasEngine:
 
     def prepare_to_save(self) -> None:
         """Allocate the host memory of saves, so that the first one keeps training no longer than the others."""
-        self._saver().reserve(trainable_parameters(self.module))
+        is_on_card = torch.cuda.is_available() and not self._is_offload_optimizer
+        self._saver().reserve(trainable_parameters(self.module), optimizer_is_on_card=is_on_card)
 
     def _saver(self) -> RankWriter:
         if self._writer is None:

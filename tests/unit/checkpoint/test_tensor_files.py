@@ -1,14 +1,18 @@
 """The tensor files are safetensors files, and hold every bit of every kind of tensor."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import safetensors
 import safetensors.torch
 import torch
-from checkpoint_states import bits, same
+from checkpoint_states import bits, rank_state, same
 
+from atlas_rl.checkpoint.committer import StepCommitter
 from atlas_rl.checkpoint.durable import write_file
+from atlas_rl.checkpoint.identity import ModelIdentity, RunIdentity
+from atlas_rl.checkpoint.rank_writer import RankWriter
 from atlas_rl.checkpoint.snapshot import HostBuffers
 from atlas_rl.checkpoint.state import Part
 from atlas_rl.checkpoint.tensors import DTYPES, TensorSpec, read_tensors, spec_of
@@ -90,3 +94,23 @@ def test_a_second_snapshot_uses_the_memory_of_the_first() -> None:
     assert begin == bits(torch.zeros(1))
     assert bytes(list(first.tensors["p.safetensors"].chunks())[1][:4]) == bits(torch.ones(1))
     assert second.num_bytes == first.num_bytes
+
+
+def test_the_first_save_allocates_nothing_that_was_reserved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = rank_state("actor", 0, 1)
+    state = replace(state, trainable={name: one.float() for name, one in state.trainable.items()})
+    state.optimizer["state"] = {
+        name: {"step": torch.tensor(1.0), "exp_avg": one.clone(), "exp_avg_sq": one.clone()}
+        for name, one in state.trainable.items()
+    }
+    writer = RankWriter("actor", 0)
+    writer.reserve(state.trainable, optimizer_is_on_card=False)
+    allocated: list[int] = []
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda size, **options: allocated.append(size) or empty(size, **options))
+    identity = RunIdentity(run_id="r", models={"actor": ModelIdentity(world_size=1, base_fingerprint="f", lora=None)})
+    with StepCommitter(tmp_path, identity=identity, code_version="v", anchor_every=None) as committer:
+        writer.save(committer.begin(1), state)
+        writer.wait()
+    # What the generators are made of: drawn numbers on the host, which no card waits for.
+    assert allocated == [len(state.rng["torch_cpu"]) + state.rng["words"].nbytes]
