@@ -1,4 +1,4 @@
-"""The demo's experiment with the GPU configuration: three steps on one card, every promise kept."""
+"""The demo's experiment with the GPU configuration: three steps on one card, the first for the critic alone."""
 
 import subprocess
 import sys
@@ -9,6 +9,7 @@ import pytest
 from atlas_rl.data.parquet import write_rows
 from atlas_rl.models.tiny import build_tiny_model
 from atlas_rl.reporting.summary import summarise_run
+from atlas_rl.reporting.weight_sync import read_readings
 from atlas_rl.tasks.benchmark import load_benchmark
 from atlas_rl.tasks.urn import UrnConfig, make_rows
 
@@ -29,7 +30,7 @@ def test_three_steps_with_validation_keep_every_promise(tmp_path: Path):
         "critic.model.override_config.attn_implementation=sdpa", "actor_rollout_ref.rollout.enforce_eager=true",
         "actor_rollout_ref.rollout.gpu_memory_utilization=0.2", "critic.fsdp.use_torch_compile=false",
         "actor_rollout_ref.actor.fsdp_config.use_torch_compile=false", "trainer.total_training_steps=3",
-        "trainer.test_freq=3",
+        "trainer.test_freq=3", "trainer.critic_warmup=2",
     ]  # fmt: skip
     command = [sys.executable, "-m", "atlas_rl.cli.train", *overrides]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200)
@@ -39,3 +40,8 @@ def test_three_steps_with_validation_keep_every_promise(tmp_path: Path):
     assert [validation.step for validation in summary.validations] == [0, 3]
     assert summary.protocol_violations == 0
     assert set(summary.invariant_max.values()) == {0.0}
+    readings = [one for one in read_readings(tmp_path / "artifacts" / "card") if one.comparison is not None]
+    assert [(one.name, one.comparison.num_changed_tokens > 0) for one in readings if one.comparison] == [
+        ("before_validation_0", False), ("after_step_1", False), ("after_step_2", True), ("after_step_3", True),
+        ("before_validation_3", False),
+    ]  # fmt: skip
