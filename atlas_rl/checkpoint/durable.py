@@ -54,21 +54,37 @@ def replace_file(path: Path, content: bytes, open_file: OpenFile = create) -> No
     Raises:
         TrainingError: the disk refused it; what was there before is there still.
     """
+    rename(_write_beside(path, content, open_file), path)
+
+
+def hand_over(path: Path, content: bytes) -> None:
+    """Put ``content`` at ``path`` for a process that looks for it there, which may move the folder at once.
+
+    The name is not waited for on the disk: whoever finds it needs it no more once it has acted.
+
+    Raises:
+        TrainingError: the disk refused it.
+    """
+    rename(_write_beside(path, content, create), path, waits_for_disk=False)
+
+
+def _write_beside(path: Path, content: bytes, open_file: OpenFile) -> Path:
     beside = path.with_name(f".{path.name}.new")
     beside.unlink(missing_ok=True)
     write_file(beside, [content], open_file)
-    rename(beside, path)
+    return beside
 
 
-def rename(source: Path, target: Path) -> None:
-    """Rename within a folder and wait until the disk has it.
+def rename(source: Path, target: Path, *, waits_for_disk: bool = True) -> None:
+    """Rename within a folder and wait until the disk has it, unless told not to.
 
     Raises:
         TrainingError: the disk refused it.
     """
     try:
         source.replace(target)
-        _sync_folder(target.parent)
+        if waits_for_disk:
+            _sync_folder(target.parent)
     except OSError as error:
         raise TrainingError(
             f"{target}: cannot be renamed from {source.name}: {error.strerror}; see to the disk"

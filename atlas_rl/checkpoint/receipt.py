@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from atlas_rl.checkpoint.durable import replace_file
+from atlas_rl.checkpoint.durable import hand_over
 from atlas_rl.checkpoint.layout import receipt_name
 from atlas_rl.checkpoint.manifest import FileEntry, files_from_json, files_to_json
 from atlas_rl.errors import TrainingError
@@ -31,7 +31,7 @@ def leave_receipt(partial: Path, receipt: Receipt) -> None:
         TrainingError: the disk refused it.
     """
     content = {"step": receipt.step, "seconds": receipt.write_seconds, "files": files_to_json(receipt.files)}
-    replace_file(partial / receipt_name(receipt.model, receipt.rank), json.dumps(content).encode("ascii"))
+    hand_over(partial / receipt_name(receipt.model, receipt.rank), json.dumps(content).encode("ascii"))
 
 
 def leave_refusal(partial: Path, model: str, rank: int, error: str) -> None:
@@ -40,7 +40,7 @@ def leave_refusal(partial: Path, model: str, rank: int, error: str) -> None:
     Raises:
         TrainingError: the disk refused it.
     """
-    replace_file(partial / receipt_name(model, rank), json.dumps({"error": error}).encode("ascii"))
+    hand_over(partial / receipt_name(model, rank), json.dumps({"error": error}).encode("ascii"))
 
 
 def take_receipt(partial: Path, model: str, rank: int) -> Receipt | None:

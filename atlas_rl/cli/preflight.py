@@ -63,7 +63,7 @@ def preflight(config: Any, atlas: AtlasConfig) -> Prepared:
     check_batching_keys(config)
     check_memory_keys(config, atlas)
     check_engine_keys(config, is_constrained=atlas.runtime.grammar)
-    potentials = _potentials(atlas)
+    potentials = _potentials(config, atlas)
     actor = read_model_folder(f"{MODEL}.path", config.actor_rollout_ref.model.path)
     critic = read_model_folder("critic.model.path", config.critic.model.path)
     check_policy_keys(config, atlas, actor)
@@ -102,8 +102,14 @@ def preflight(config: Any, atlas: AtlasConfig) -> Prepared:
     )
 
 
-def _potentials(atlas: AtlasConfig) -> PotentialSources:
+def _potentials(config: Any, atlas: AtlasConfig) -> PotentialSources:
     """Sources whose files are there and are tables; what they hold is compared with the dataset later."""
+    gamma = OmegaConf.select(config, "algorithm.gamma")
+    if atlas.reward.potentials and gamma != 1:
+        raise ConfigError(
+            f"algorithm.gamma={shown(gamma)} beside atlas.reward.potentials: under a discount these differences of "
+            "potentials would change which policy is best; set algorithm.gamma=1, or leave the potentials out"
+        )
     for name, source in atlas.potentials.parts:
         if source.kind is SourceKind.RECORDED:
             raise ConfigError(

@@ -153,7 +153,11 @@ def _regraded(options: ReplayOptions, setting: "RunReward", tables: Path) -> "Re
     from atlas_rl.cli.replay_grading import find_questions, regrade
     from atlas_rl.cli.replay_report import report_verdicts
 
-    limit = options.time_limit_seconds or setting.grader_seconds or _GRADER_SECONDS
+    limit = options.time_limit_seconds
+    if limit is None:
+        limit = setting.grader_seconds or _GRADER_SECONDS
+    if limit <= 0:
+        raise ConfigError(f"--time-limit must be above 0 seconds, got {limit:g}")
     questions = find_questions(options.folder, options.benchmark_files)
     with progress("regrade", len(questions), "answers") as advance:
         regraded = regrade(questions, time_limit_seconds=limit, on_done=advance)

@@ -24,7 +24,9 @@ from atlas_rl.rewards.potential_sources import PotentialSources
 from atlas_rl.training.config import AtlasConfig
 
 _NOT_TRAINING = (
+    "atlas.probe",
     "atlas.run.attempt_id",
+    "atlas.run.delivery_timeout_seconds",
     "atlas.run.logs_dir",
     "atlas.run.resume",
     "ray_kwargs",

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 from atlas_rl.records.store import TrajectoryStore
 from atlas_rl.records.trajectory import TrajectoryHeader
@@ -27,8 +26,9 @@ _LOGGED = {
 def print_summary(run: Path, *, val_file: Path | None, label: str, seconds: float | None) -> bool:
     """Print a run's validations and its last line; return whether every promise holds."""
     summary = summarise_run(run)
-    atlas = _config_of(run)["atlas"]
-    reward, potential = RewardConfig.from_mapping(atlas["reward"]), potential_of(atlas)
+    manifest = read_manifest(run / "run.json")
+    atlas = manifest.config["atlas"]
+    reward, potential = RewardConfig.from_mapping(atlas["reward"]), potential_of(atlas, manifest.working_directory)
     for line in summary.torn:
         print(f"torn: {line}")
     for validation in summary.validations:
@@ -94,10 +94,6 @@ def urn_bounds(val_file: Path, reward: RewardConfig) -> tuple[Fraction, Fraction
     prices = reward.utility_prices
     urns = [urn_of(row, per_dollar=prices.per_dollar, per_explore=prices.per_explore) for row in read_rows(val_file)]
     return best_fixed(urns).value, mean_value([optimal_value(urn) for urn in urns])
-
-
-def _config_of(run: Path) -> dict[str, Any]:
-    return read_manifest(run / "run.json").config
 
 
 def _with_error(estimate: Estimate) -> str:

@@ -26,6 +26,17 @@ def set_environment(values: dict[str, str]) -> None:
         os.environ.setdefault(name, value)
 
 
+@contextmanager
+def own_environment() -> Iterator[None]:
+    """Let a run set variables for itself alone: a sweep has several runs."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
 def delivers_whole_weights(config: Any) -> bool:
     """Whether the rollout gets whole weights rather than an adapter."""
     model = config.actor_rollout_ref.model
@@ -99,7 +110,8 @@ def main() -> None:
     """Compose the configuration and run; an error that we raise on purpose is one line, not a traceback."""
     try:
         for config in compose(sys.argv[1:]):
-            run(config)
+            with own_environment():
+                run(config)
     except AtlasError as error:
         print(f"{type(error).__name__}: {' '.join(str(error).splitlines())}", file=sys.stderr)
         sys.exit(2 if isinstance(error, UsageError) else 1)

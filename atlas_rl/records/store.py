@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from atlas_rl.errors import RecordError
+from atlas_rl.errors import RecordError, blame
 from atlas_rl.records.json_text import from_json, loads
 from atlas_rl.records.migration import read_fields, read_record
 from atlas_rl.records.shard import END_MARKER, SCHEMA_MESSAGE, SUFFIX, encode_row
@@ -210,7 +210,8 @@ class TrajectoryStore:
         for file in self.shards() if shards is None else shards:
             for row, columns in self._rows(file, tokens=False):
                 del columns["row"], columns["tokens_sha256"]
-                reason = TerminalReason(columns.pop("terminal_reason"))
+                with blame(RecordError, f"{file} row {row}: written by a newer version, or damaged"):
+                    reason = TerminalReason(columns.pop("terminal_reason"))
                 yield StoredRow(file=file, row=row, terminal_reason=reason, **columns)
 
     def get(self, uid: str, session_id: int | None = None) -> list[Trajectory]:

@@ -7,6 +7,7 @@ import socket
 import subprocess
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
@@ -23,6 +24,8 @@ HIDDEN = "(not recorded)"
 """Stands for the value of a variable whose name says that it is a secret."""
 
 _SECRET_PARTS = frozenset({"KEY", "KEYS", "PASSWORD", "SECRET", "TOKEN"})
+_ENVIRONMENTS = frozenset({"env", "env_vars"})
+"""Keys of a configuration that hold variables."""
 _CARD_FIELDS = ("index", "name", "memory.total", "driver_version")
 _SMI_SECONDS = 30.0
 _MIB = 1 << 20
@@ -91,7 +94,39 @@ def recorded_environment(environment: Mapping[str, str], names: Collection[str] 
         names: Variables to hold whatever they are called.
     """
     kept = sorted(name for name in environment if name in names or name.startswith(VARIABLE_PREFIXES))
-    return {name: HIDDEN if _SECRET_PARTS.intersection(name.split("_")) else environment[name] for name in kept}
+    return {name: HIDDEN if is_secret(name) else environment[name] for name in kept}
+
+
+def is_secret(name: str) -> bool:
+    """Whether the name of a variable says that its value is nobody's business."""
+    return bool(_SECRET_PARTS.intersection(name.upper().split("_")))
+
+
+def without_secrets(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration whose mappings of variables (``env``, ``env_vars``) hide the values of secrets."""
+    return {key: _hidden(value, is_environment=key in _ENVIRONMENTS) for key, value in config.items()}
+
+
+def _hidden(value: Any, *, is_environment: bool) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    return {
+        key: HIDDEN
+        if is_environment and is_secret(key) and not isinstance(one, Mapping)
+        else _hidden(one, is_environment=key in _ENVIRONMENTS)
+        for key, one in value.items()
+    }
+
+
+def command_without_secrets(words: Collection[str]) -> tuple[str, ...]:
+    """A command line whose overrides of variables hide the values of secrets."""
+    shown = []
+    for word in words:
+        key, equals, _ = word.partition("=")
+        path = key.lstrip("+~").split(".")
+        is_variable = len(path) > 1 and path[-2] in _ENVIRONMENTS
+        shown.append(f"{key}={HIDDEN}" if equals and is_variable and is_secret(path[-1]) else word)
+    return tuple(shown)
 
 
 def process_start(pid: int) -> float | None:

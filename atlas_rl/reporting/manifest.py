@@ -19,7 +19,14 @@ from pydantic import Field
 from atlas_rl.errors import ConfigError, RecordError
 from atlas_rl.records.base import Record
 from atlas_rl.records.json_text import from_json, to_json
-from atlas_rl.reporting.machine import Machine, process_start, recorded_environment, this_machine
+from atlas_rl.reporting.machine import (
+    Machine,
+    command_without_secrets,
+    process_start,
+    recorded_environment,
+    this_machine,
+    without_secrets,
+)
 
 STACK = (
     "atlas-rl",
@@ -147,7 +154,7 @@ def build_manifest(
     Raises:
         ConfigError: ``config`` holds what JSON cannot.
     """
-    plain = _plain(config)
+    plain = without_secrets(_plain(config))
     return Manifest(
         run_id=run_id,
         created_at=_utc(time.time()),
@@ -162,7 +169,7 @@ def build_manifest(
         data_files=dict(data_files or {}),
         model_fingerprints=dict(model_fingerprints or {}),
         started_at=None if (started := process_start(os.getpid())) is None else _utc(started),
-        command=tuple(sys.orig_argv),
+        command=command_without_secrets(sys.orig_argv),
         working_directory=str(Path.cwd()),
         machine=this_machine(),
         environment=recorded_environment(os.environ, _own_variables(plain)),
@@ -265,6 +272,22 @@ def read_manifest(path: Path) -> Manifest:
         raise RecordError(f"{path}: cannot be read: {error.strerror}; give a run's folder or its {RUN_FILE}") from error
     except RecordError as error:
         raise RecordError(f"{path}: {error}") from error
+
+
+def same_machine(run_dir: Path, attempt_id: int, other_id: int) -> bool:
+    """Whether two attempts of a run had the same packages, processor and cards: then equal work gives equal bits.
+
+    Raises:
+        RecordError: a manifest is damaged.
+    """
+    attempts = {one.attempt_id: one for one in read_attempts(run_dir)}
+    if attempt_id not in attempts or other_id not in attempts:
+        return False
+    sides = [
+        (one.packages, one.python, one.machine and (one.machine.cpu, one.machine.cards))
+        for one in (attempts[attempt_id], attempts[other_id])
+    ]
+    return sides[0] == sides[1]
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -62,6 +62,7 @@ def read_promises(manifest: Manifest) -> Promises:
     Raises:
         RecordError: a key that they are made of is missing or of another type.
         ConfigError: the reward cannot be rebuilt from the configuration alone.
+        DataError: the file of a potential is missing, or is not the one that the run was started with.
     """
     tokens = manifest.protocol_token_ids
     reward = RewardConfig.from_mapping(_value(manifest.config, "atlas.reward", dict))
@@ -77,7 +78,7 @@ def read_promises(manifest: Manifest) -> Promises:
         stop_ids=frozenset(_value(tokens, "stop", list)),
         control_ids=frozenset(_value(tokens, "control", list)),
         reward=reward,
-        potential=potential_of(_value(manifest.config, "atlas", dict)),
+        potential=potential_of(_value(manifest.config, "atlas", dict), manifest.working_directory),
         num_val_episodes=_num_val_episodes(manifest),
     )
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from atlas_rl.errors import RecordError
 from atlas_rl.records.json_text import loads, to_json
 from atlas_rl.records.store import TrajectoryStore
 from atlas_rl.reporting.manifest import Manifest, read_attempts
@@ -79,4 +80,7 @@ def _progress(path: Path) -> tuple[int | None, str | None, list[str]]:
     torn = [f"{path}: line {number} is cut short" for number in read.torn]
     if not read.lines:
         return None, None, torn
-    return read.lines[-1]["step"], read.lines[-1]["time"], torn
+    last = read.lines[-1]
+    if "step" not in last or "time" not in last:
+        raise RecordError(f"{path} line {len(read.lines)}: no step and time there; restore the file from a copy")
+    return last["step"], last["time"], torn

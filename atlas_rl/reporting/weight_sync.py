@@ -66,7 +66,8 @@ class Comparison(Record):
     num_changed_tokens: int = Field(ge=0)
     """Places whose id or log-probability differs in any bit."""
     max_difference_nats: float = Field(ge=0)
-    """Largest change of a log-probability before the first different id of an answer."""
+    """Largest change of a log-probability up to the first different id of an answer, that of the id included: both are
+    then the largest of their distribution, and close if it was a tie."""
     num_changed_ids: int = Field(ge=0)
 
 
@@ -93,6 +94,11 @@ class ProbeReading(Record):
     replicas: tuple[ReplicaReading, ...]
     comparison: Comparison | None
     """With the reading before; None for the first of an attempt that has none to compare with."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all answers of all replicas."""
+        return sum(len(answer.token_ids) for replica in self.replicas for answer in replica.answers)
 
     @property
     def stem(self) -> str:
@@ -130,9 +136,9 @@ def compare(reading: ProbeReading, before: ProbeReading) -> Comparison:
         ):
             changed += token != old_token or logprob != old_logprob
             changed_ids += token != old_token
-            same_so_far &= token == old_token
             if same_so_far:
                 largest = max(largest, abs(logprob - old_logprob))
+            same_so_far &= token == old_token
     return Comparison(
         against=before.stem,
         must_change=reading.actor_sha256 != before.actor_sha256,
@@ -174,7 +180,7 @@ def judge(reading: ProbeReading, before: ProbeReading | None, tolerance_nats: fl
         return
     if comparison.must_change:
         _require_change(reading, before, where)
-    elif comparison.num_changed_ids or comparison.max_difference_nats > tolerance_nats:
+    elif comparison.max_difference_nats > tolerance_nats or (comparison.num_changed_tokens and not tolerance_nats):
         raise TrainingError(
             f"{where}: {comparison.num_changed_tokens} of {comparison.num_tokens} answer tokens changed since "
             f"{comparison.against}, by up to {comparison.max_difference_nats:.3g} nats "

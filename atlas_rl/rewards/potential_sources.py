@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from atlas_rl.errors import ConfigError, DataError
@@ -96,6 +97,17 @@ class PotentialSources:
         digests = {name: table.sha256 for name, table in self.tables().items()}
         return PotentialSources(tuple((name, replace(source, sha256=digests.get(name))) for name, source in self.parts))
 
+    def seen_from(self, folder: Path) -> "PotentialSources":
+        """The same with each path that leads nowhere taken from ``folder``."""
+        return PotentialSources(
+            tuple(
+                (name, replace(source, path=str(folder / source.path)))
+                if source.path is not None and not Path(source.path).exists()
+                else (name, source)
+                for name, source in self.parts
+            )
+        )
+
     def tables(self) -> dict[str, PotentialTable]:
         """Read every table, by the name of its part.
 
@@ -122,15 +134,22 @@ class PotentialSources:
         return compose(reward.potentials, {**BUILT_IN, **recorded, **self.tables()})
 
 
-def potential_of(atlas: Mapping[str, Any]) -> Potential:
+def potential_of(atlas: Mapping[str, Any], started_in: str | None = None) -> Potential:
     """The potential of a run, from the ``atlas`` node of its configuration or of its run.json.
+
+    Args:
+        atlas: The node.
+        started_in: The folder that relative paths start from where they lead nowhere from here.
 
     Raises:
         ConfigError: the node cannot be used.
         DataError: a file is missing, is no table, or is not the one that the run was started with.
     """
     reward = RewardConfig.from_mapping(atlas["reward"])
-    return PotentialSources.from_mapping(atlas.get("potentials") or {}).potential(reward)
+    sources = PotentialSources.from_mapping(atlas.get("potentials") or {})
+    if started_in is not None:
+        sources = sources.seen_from(Path(started_in))
+    return sources.potential(reward)
 
 
 def _table(name: str, source: PotentialSource) -> PotentialTable:

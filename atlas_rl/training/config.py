@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -58,9 +59,10 @@ class RunConfig:
             raise ConfigError(f"atlas.run.id must be made of letters, digits and '-._', got {self.id!r}")
         if not 0 <= self.train_fraction <= 1:
             raise ConfigError(f"atlas.run.train_fraction must lie in [0, 1], got {self.train_fraction}")
-        if self.delivery_timeout_seconds <= 0:
+        if not 0 < self.delivery_timeout_seconds < math.inf:
             raise ConfigError(
-                f"atlas.run.delivery_timeout_seconds must be above 0 seconds, got {self.delivery_timeout_seconds}"
+                "atlas.run.delivery_timeout_seconds must be above 0 seconds and finite, got "
+                f"{self.delivery_timeout_seconds}"
             )
 
     @property
@@ -192,8 +194,8 @@ class ProbeConfig:
             ConfigError: as said.
         """
         for name, least in (("num_prompts", 0), ("num_tokens", 1), ("tolerance_nats", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"atlas.probe.{name} must be at least {least}, got {getattr(self, name)}")
+            if not least <= getattr(self, name) < math.inf:
+                raise ConfigError(f"atlas.probe.{name} must be at least {least} and finite, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -222,6 +222,7 @@ def check_memory(config: Any, atlas: AtlasConfig, console: RunConsole) -> None:
     """
     check = atlas.memory_check
     config.trainer.total_training_steps = check.num_steps + 1
+    config.trainer.val_before_train, config.trainer.test_freq = False, -1  # the real step is a step, not a validation
     trainer = MemoryTrainer(config, atlas, console)
     recorder = trainer.recorder
     try:

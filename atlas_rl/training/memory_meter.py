@@ -1,5 +1,6 @@
 """What one worker process needs of its card and of its machine, stage by stage."""
 
+import math
 import os
 import socket
 import threading
@@ -80,8 +81,9 @@ class MemoryMeter:
         optimizer_step = engine.optimizer_step
 
         def updated(*arguments: Any, **options: Any) -> Any:
-            count.updates += 1
-            return optimizer_step(*arguments, **options)
+            norm = optimizer_step(*arguments, **options)
+            count.updates += math.isfinite(float(norm))  # otherwise the step was left out
+            return norm
 
         engine.optimizer_step = updated
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 from omegaconf import OmegaConf
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayError
 
 from atlas_rl.errors import TrainingError
 from atlas_rl.reporting.memory import (
@@ -141,8 +141,8 @@ class StageRecorder:
         for answer in answered:
             try:
                 found.append(ray.get(answer))
-            except RayActorError:
-                continue  # the process is gone; the stage shows that a rank is missing
+            except RayError:
+                continue  # the process is gone, or its card answers no more; the stage shows that a rank is missing
         return sorted(found, key=lambda one: one.rank)
 
     def explained(self, error: BaseException) -> TrainingError | None:

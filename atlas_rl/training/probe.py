@@ -13,6 +13,7 @@ from atlas_rl.errors import EngineError, TrainingError, blame
 from atlas_rl.grammar.protocol import ProtocolTokens
 from atlas_rl.grammar.template import ChatTemplate
 from atlas_rl.records.episode import Sampling
+from atlas_rl.reporting.manifest import same_machine
 from atlas_rl.reporting.weight_sync import (
     Answer,
     Delivery,
@@ -82,14 +83,26 @@ class WeightSyncProbe:
             EngineError: a replica did not answer.
         """
         step = self._trainer.global_steps
-        saved = [one for one in read_readings(self._folder) if one.name == f"after_step_{step}"]
-        self._before = saved[-1] if saved else None
-        if self._before is not None and self._before.actor_sha256 != self._model_digests()[0]:
-            raise TrainingError(
-                f"step {step}: the restored actor is not the one that weight_sync/{self._before.stem}.json saw when "
-                "the step was saved; the checkpoint is of another run, or loading it is broken"
+        readings = [one for one in read_readings(self._folder) if one.name == f"after_step_{step}"]
+        saved = readings[-1] if readings else None
+        if saved is not None:
+            if saved.actor_sha256 != self._model_digests()[0]:
+                raise TrainingError(
+                    f"step {step}: the restored actor is not the one that weight_sync/{saved.stem}.json saw when the "
+                    "step was saved; the checkpoint is of another run, or loading it is broken"
+                )
+            # Other cards, versions or prompts give other bits of the same weights.
+            is_alike = saved.prompts_sha256 == digest_of(self._prompts) and same_machine(
+                self._folder, saved.attempt_id, self._trainer.atlas.run.attempt_id
             )
+            self._before = saved if is_alike and saved.num_tokens == self._num_tokens else None
         return self._take(f"resume_{step}", follows_sync=True)
+
+    @property
+    def _num_tokens(self) -> int:
+        """Of all answers of all replicas."""
+        num_replicas = len(self._trainer.llm_server_manager.get_replicas())
+        return num_replicas * len(self._prompts) * int(self._trainer.atlas.probe.num_tokens)
 
     @property
     def _folder(self) -> Path:
@@ -146,11 +159,11 @@ class WeightSyncProbe:
         server = replica.server_handle
         with blame(EngineError, f"weight-sync probe, rollout replica {place}"):
             as_it_is = await self._generate(server, self._long_prompt, 1)
-            await server.clear_kv_cache.remote()
+            await self._within(server.clear_kv_cache.remote())
             num_tokens = self._trainer.atlas.probe.num_tokens
             outputs = [await self._generate(server, prompt, num_tokens) for prompt in self._prompts]
             await self._generate(server, self._long_prompt, 1)
-            adapter_ids = await server.__ray_call__.remote(_adapter_ids)
+            adapter_ids = await self._within(server.__ray_call__.remote(_adapter_ids))
             return ReplicaReading(
                 replica=place,
                 weight_version=int(as_it_is.extra_fields["global_steps"]),
@@ -166,7 +179,20 @@ class WeightSyncProbe:
         # vLLM wants a name of its own for each request.
         name = f"probe-{time.monotonic_ns()}"
         params = {**sampling_params(request), "ignore_eos": True}
-        return await server.generate.remote(request_id=name, prompt_ids=list(prompt), sampling_params=params)
+        return await self._within(
+            server.generate.remote(request_id=name, prompt_ids=list(prompt), sampling_params=params)
+        )
+
+    async def _within(self, answer: Any) -> Any:
+        """The answer, or the end of waiting for it."""
+        seconds = self._trainer.atlas.run.delivery_timeout_seconds
+        try:
+            return await asyncio.wait_for(answer, seconds)
+        except TimeoutError:
+            raise EngineError(
+                f"weight-sync probe: no answer from the rollout within {seconds:g} s "
+                "(atlas.run.delivery_timeout_seconds); what it is stuck in is in the run's log"
+            ) from None
 
 
 def _adapter_ids(server: Any) -> list[int]:

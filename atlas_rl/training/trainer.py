@@ -112,7 +112,7 @@ class AtlasTrainer(PPOTrainerSync):  # type: ignore[misc]
         if self.probe is not None:
             with marked_timer("probe", self.timing_raw):
                 taken = self.probe.after_delivery(f"after_step_{self.global_steps}", must_move=self._must_move)
-            self.metrics_log.write(self.global_steps, taken)
+            self._pending_sync_metrics = taken  # verl puts them into the step's metrics
         self._must_move = False
 
     def on_validate_begin(self) -> None:
@@ -319,7 +319,8 @@ class AtlasTrainer(PPOTrainerSync):  # type: ignore[misc]
             batch = put_masks(batch, "sampled_mask")
         made = update.count("critic", metrics, self.global_steps)
         self.critic_updates += made
-        if before is not None and made:
+        # Values of exactly 0 that earned exactly 0 have no gradient: then the next update is the first that can change.
+        if before is not None and made and metrics["critic/grad_norm"] > 0:
             check_critic_update(
                 critic_before=before[0],
                 critic_after=self._digests("critic"),

@@ -45,8 +45,10 @@ def test_a_real_engine_takes_every_ending_and_breaks_nothing(check: RolloutCheck
 
 
 def test_a_rollout_stage_trains_nothing_and_logs_its_one_validation(run: Path) -> None:
-    (line,) = read_metrics(run / "metrics.jsonl").lines
+    probed, probed_again, line = read_metrics(run / "metrics.jsonl").lines
     assert (line["step"], line["urn_boundary/overall/count"]) == (0, 968)
+    assert "weight_sync/changed_token_fraction" not in probed
+    assert probed_again["weight_sync/changed_token_fraction"] == 0.0
     assert [path.name for path in sorted(run.iterdir())] == [
-        "metrics.jsonl", "rollout_check.json", "run.json", "val", "val_dumps",
+        "metrics.jsonl", "packed_rows.json", "rollout_check.json", "run.json", "val", "val_dumps", "weight_sync",
     ]  # fmt: skip

@@ -117,7 +117,7 @@ def test_requests_of_the_benchmarks_are_those_of_the_runtime(program: ModuleType
     import atlas_rl.training.plugin  # noqa: F401
     from atlas_rl.records.episode import Sampling
     from atlas_rl.runtime.generate import GenerateRequest
-    from atlas_rl.training.generate import _sampling_params
+    from atlas_rl.training.generate import sampling_params
 
     request = GenerateRequest(
         request_id="r", prompt_ids=(1,), max_tokens=9, structural_tag="{}",
@@ -125,6 +125,6 @@ def test_requests_of_the_benchmarks_are_those_of_the_runtime(program: ModuleType
     )  # fmt: skip
     fields = program.bench_model.request_fields(max_tokens=9, seed=4, structural_tag="{}")
     assert fields.pop("logprobs") == 0
-    params = _sampling_params(request)
+    params = sampling_params(request)
     assert params.pop("logprobs") is True  # verl's server turns it into 0
     assert fields == params

@@ -10,8 +10,9 @@ from checkpoint_states import RANKS, RUN, is_step, load, rank_state, run_state, 
 from atlas_rl.checkpoint.committer import StepCommitter
 from atlas_rl.checkpoint.durable import OpenFile, create, write_file
 from atlas_rl.checkpoint.latest import latest_step
-from atlas_rl.checkpoint.layout import leftovers
+from atlas_rl.checkpoint.layout import RECEIPTS, leftovers, receipt_name
 from atlas_rl.checkpoint.rank_writer import RankWriter
+from atlas_rl.checkpoint.receipt import Receipt, leave_receipt, take_receipt
 from atlas_rl.errors import TrainingError
 
 
@@ -138,3 +139,22 @@ def test_a_rank_that_never_writes_is_named_when_patience_ends(tmp_path: Path) ->
         ):
             committer.wait()
     assert latest_step(tmp_path) is None
+
+
+def test_a_receipt_may_be_taken_and_its_folder_moved_before_the_rank_looks_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The committing process renames the step's folder as soon as it has seen the last receipt."""
+    partial = tmp_path / "partial"
+    (partial / receipt_name("actor", 0)).parent.mkdir(parents=True)
+    replace = Path.replace
+
+    def and_is_taken_at_once(self: Path, target: Path) -> Path:
+        done = replace(self, target)
+        if target.parent.name == RECEIPTS:
+            replace(partial, tmp_path / "committed")
+        return done
+
+    monkeypatch.setattr(Path, "replace", and_is_taken_at_once)
+    leave_receipt(partial, Receipt(step=1, model="actor", rank=0, files={}, write_seconds=0.5))
+    assert take_receipt(tmp_path / "committed", "actor", 0) is not None

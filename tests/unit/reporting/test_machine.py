@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from atlas_rl.reporting.machine import HIDDEN, Card, cards, process_start, recorded_environment, this_machine
+from atlas_rl.reporting.machine import (
+    HIDDEN,
+    Card,
+    cards,
+    command_without_secrets,
+    process_start,
+    recorded_environment,
+    this_machine,
+    without_secrets,
+)
 
 TWO_CARDS = "0, NVIDIA H200, 143771, 570.86\n1, NVIDIA A100-SXM4-80GB, 81920, 570.86\n"
 
@@ -83,3 +92,20 @@ def test_nothing_heavy_is_imported() -> None:
     script = "import sys, atlas_rl.reporting.manifest; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     assert {"torch", "psutil", "rich"}.isdisjoint(loaded)
+
+
+def test_secrets_are_hidden_wherever_a_run_names_a_variable() -> None:
+    config = {
+        "atlas": {"env": {"WANDB_API_KEY": "x", "OMP_NUM_THREADS": "1"}, "run": {"id": "key"}},
+        "ray_kwargs": {"ray_init": {"runtime_env": {"env_vars": {"HF_TOKEN": "y"}}}},
+        "data": {"tokenizer": "t"},
+    }
+    assert without_secrets(config) == {
+        "atlas": {"env": {"WANDB_API_KEY": HIDDEN, "OMP_NUM_THREADS": "1"}, "run": {"id": "key"}},
+        "ray_kwargs": {"ray_init": {"runtime_env": {"env_vars": {"HF_TOKEN": HIDDEN}}}},
+        "data": {"tokenizer": "t"},
+    }
+    words = ["train", "+atlas.env.WANDB_API_KEY=x", "atlas.env.OMP_NUM_THREADS=1", "data.token=z", "env"]
+    assert command_without_secrets(words) == (
+        "train", f"+atlas.env.WANDB_API_KEY={HIDDEN}", "atlas.env.OMP_NUM_THREADS=1", "data.token=z", "env",
+    )  # fmt: skip
