@@ -1,6 +1,7 @@
 """Which keys of a run's configuration differ from what this repository ships."""
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -37,6 +38,7 @@ def changed_keys(config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1] or type(pair[0]) is not type(pair[1])}
 
 
+@cache
 def _shipped() -> dict[str, Any]:
     # Hydra is wanted by no other command that reads a run.
     from hydra import compose, initialize_config_dir

@@ -11,6 +11,8 @@ import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 
+from atlas_rl.cli.batching_keys import check_batching_keys
+from atlas_rl.cli.composition import complete
 from atlas_rl.training.config import atlas_config
 
 ROOT = Path(__file__).parents[2]
@@ -45,12 +47,14 @@ def test_an_experiment_composes_on_every_hardware_and_its_own_keys_are_valid(exp
         f"experiment={experiment}",
         f"hardware={hardware}",
         "atlas.run.id=composed",
+        *(f"{key}=x" for key in ("data.train_files", "data.val_files", "actor_rollout_ref.model.path")),
     ]
     with initialize_config_dir(config_dir=str(ROOT / "configs"), version_base=None):
         config = compose("train", overrides=overrides)
     assert atlas_config(config).run.id == "composed"
     assert config.trainer.v1.trainer_mode == "sync"
     assert config.actor_rollout_ref.rollout.agent.default_agent_loop == "atlas_sequential"
+    check_batching_keys(complete(config))
 
 
 def test_every_folder_of_configs_is_reached_by_the_tests() -> None:

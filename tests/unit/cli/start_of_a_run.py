@@ -1,7 +1,10 @@
 """What a run needs to start, built small: a configuration, datasets, model folders, tokenizers."""
 
+import atexit
 import copy
 import json
+import shutil
+import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -92,6 +95,12 @@ def model_folder(path: Path, **changes: Any) -> str:
 
 def save_tokenizer(path: Path, *, without: str = "", template: str | None = None) -> None:
     """A byte-level BPE with the control tokens of the demo, less one of them, into a model folder."""
+    shutil.copytree(_saved_tokenizer(without, template), path, dirs_exist_ok=True)
+
+
+@cache
+def _saved_tokenizer(without: str, template: str | None) -> Path:
+    """A folder with the tokenizer alone, made once a process."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -108,7 +117,10 @@ def save_tokenizer(path: Path, *, without: str = "", template: str | None = None
     backend.add_tokens(kept)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>")
     tokenizer.chat_template = chat_template(compact=True) if template is None else template
-    tokenizer.save_pretrained(str(path))
+    folder = Path(tempfile.mkdtemp(prefix="atlas-tokenizer-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    tokenizer.save_pretrained(str(folder))
+    return folder
 
 
 def run_files(folder: Path) -> dict[str, Any]:
