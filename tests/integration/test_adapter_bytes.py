@@ -11,7 +11,7 @@ from atlas_rl.models.tiny import build_tiny_model
 from atlas_rl.tasks.benchmark import load_benchmark
 from atlas_rl.tasks.urn import UrnConfig, make_rows
 
-TARGETS = ["q_proj", "down_proj"]
+TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 WRITE = (
     "import sys; from pathlib import Path; from atlas_rl.adapters.init import init_adapters\n"
     f"init_adapters(Path(sys.argv[1]), Path(sys.argv[2]), 4, 8, {TARGETS}, 11, base_fingerprint='f')"

@@ -4,7 +4,6 @@ import json
 import random
 from collections.abc import Callable
 from functools import cache
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -149,7 +148,7 @@ def test_a_string_holds_any_text_but_what_breaks_json_stores_or_the_protocol(
 UNITS = st.sampled_from(["a", " ", "0", "é", "数", "🙂", r"\n", r"\"", r"\u0007", "<", "=", "t", "/", "|", "e"])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(units=st.lists(UNITS, max_size=90), most=st.sampled_from([20, 40, 70, 75, 110, 150]))
 def test_whatever_is_accepted_keeps_the_length_and_whatever_is_cheap_enough_is_accepted(
     units: list[str], most: int
@@ -221,15 +220,8 @@ def code_strings(most: int) -> CompiledStates:
     return compile_states(grammar, tokens, tokenizer, vocab_size=448)
 
 
-@pytest.mark.parametrize(
-    ("most", "before"),
-    [
-        *product([1, 2, 5, 12, 40], ["", "<", "<<", "\\", "数"]),
-        *((73, before) for before in ("", "<", "\\")),
-        *((106, before) for before in ("", "<<", "数")),
-        *((1300, before) for before in ("", "<<")),
-    ],
-)
+@pytest.mark.parametrize("before", ["", "<", "<<", "\\", "数"])
+@pytest.mark.parametrize("most", [1, 2, 5, 12, 40, 73, 106, 1300])
 def test_at_every_place_of_a_string_the_mask_admits_only_what_is_legal(most: int, before: str) -> None:
     tokenizer, _, texts = code()
     compiled = code_strings(most)

@@ -177,7 +177,7 @@ CASES = given(
     rung=st.sampled_from([0, 0, 1, 99]),
     rng=st.randoms(use_true_random=False),
 )
-SLOW = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+SLOW = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.mark.parametrize("name", ["toy", "trained"])
