@@ -78,10 +78,10 @@ def _model_folder(folder: Path, arguments: argparse.Namespace) -> Any:
 
 def _measure(model: Path, tokenizer: Any, arguments: argparse.Namespace) -> None:
     import torch
+    from host_copies import exact_offload
 
     from atlas_rl.cli.composition import compose
     from atlas_rl.reporting.memory import Stage, memory_report, write_memory_report
-    from atlas_rl.training.host_copies import exact_offload
     from atlas_rl.training.memory_meter import is_out_of_memory, model_facts, process_meter
     from atlas_rl.training.standalone import build_actor, build_critic, only_rank
 

@@ -8,14 +8,11 @@ from pathlib import Path
 
 import pytest
 from test_main_job import ROOT, train_command
+from tiny_urn import write_tiny_urn
 
 from atlas_rl.checkpoint.manifest import read_manifest
-from atlas_rl.data.parquet import write_rows
-from atlas_rl.models.tiny import build_tiny_model
 from atlas_rl.records.store import TrajectoryStore
 from atlas_rl.reporting.metrics import read_metrics
-from atlas_rl.tasks.benchmark import load_benchmark
-from atlas_rl.tasks.urn import UrnConfig, make_rows
 
 pytestmark = pytest.mark.slow
 NUM_STEPS, KILLED_AFTER = 6, 3
@@ -26,10 +23,7 @@ Row = tuple[str, int]
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Questions and a model. Four batches an epoch, so that the fifth step, after the kill, begins another one."""
     work = tmp_path_factory.mktemp("resume")
-    write_rows(make_rows(UrnConfig(), 16, 0, "train-"), "urn", work / "train.parquet")
-    write_rows(make_rows(UrnConfig(), 8, 1, "val-"), "urn", work / "val.parquet")
-    rows = make_rows(UrnConfig(), 64, 7, "tokenizer-")
-    build_tiny_model(work / "model", benchmark=load_benchmark("urn"), rows=rows, seed=0)
+    write_tiny_urn(work, 16)
     return work
 
 

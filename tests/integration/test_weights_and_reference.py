@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import torch
 from test_main_job import ROOT, train_command
+from tiny_urn import write_tiny_urn
 
 from atlas_rl.checkpoint.manifest import read_manifest
-from atlas_rl.data.parquet import read_rows, write_rows
+from atlas_rl.data.parquet import read_rows
 from atlas_rl.grammar.protocol import ProtocolTokens
 from atlas_rl.grammar.template import ChatTemplate
-from atlas_rl.models.tiny import build_tiny_model
 from atlas_rl.objective.advantages import gae
 from atlas_rl.records.store import TrajectoryStore
 from atlas_rl.reporting.metrics import read_metrics
@@ -28,7 +28,6 @@ from atlas_rl.reporting.weight_sync import Delivery, ProbeReading, read_readings
 from atlas_rl.rewards.placement import token_rewards
 from atlas_rl.tasks.benchmark import load_benchmark
 from atlas_rl.tasks.sequential import messages
-from atlas_rl.tasks.urn import UrnConfig, make_rows
 
 pytestmark = pytest.mark.slow
 NUM_STEPS = 3
@@ -58,10 +57,7 @@ train.main()
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Questions and a model."""
     work = tmp_path_factory.mktemp("weights")
-    write_rows(make_rows(UrnConfig(), 64, 0, "train-"), "urn", work / "train.parquet")
-    write_rows(make_rows(UrnConfig(), 8, 1, "val-"), "urn", work / "val.parquet")
-    rows = make_rows(UrnConfig(), 64, 7, "tokenizer-")
-    build_tiny_model(work / "model", benchmark=load_benchmark("urn"), rows=rows, seed=0)
+    write_tiny_urn(work, 64)
     return work
 
 

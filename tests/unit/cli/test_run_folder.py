@@ -1,6 +1,7 @@
 """A run folder belongs to one configuration, data and model; a resume continues it under the next number."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from start_of_a_run import config
 
 from atlas_rl.cli.preflight import Prepared
 from atlas_rl.cli.run_folder import RunFolder
+from atlas_rl.cli.train import own_environment
 from atlas_rl.errors import ConfigError
 from atlas_rl.training.config import atlas_config
 
@@ -121,3 +123,18 @@ def test_two_processes_cannot_take_one_attempt(tmp_path: Path) -> None:
         f"{tmp_path}/artifacts/test: attempt 1 was taken by another process, this would be 2; start again once that "
         "one has ended"
     )
+
+
+def test_what_a_run_sets_for_its_libraries_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.delenv("WANDB_RUN_ID", raising=False)
+
+    def run() -> None:
+        os.environ["WANDB_RUN_ID"] = "first of a sweep"
+        del os.environ["WANDB_MODE"]
+        raise ConfigError("it failed")
+
+    with pytest.raises(ConfigError), own_environment():
+        run()
+    assert "WANDB_RUN_ID" not in os.environ
+    assert os.environ["WANDB_MODE"] == "offline"

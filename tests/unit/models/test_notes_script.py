@@ -1,29 +1,22 @@
 """The script that makes the ablation's table, on runs whose texts are real tokens."""
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 from record_builders import GLUE, SAMPLED, trajectory
+from script_modules import load_script
 
 from atlas_rl.errors import ConfigError, RecordError
 from atlas_rl.models.demonstrations import Protocol
 from atlas_rl.records.store import TrajectoryWriter
 from atlas_rl.reporting.manifest import PotentialBinding, build_manifest, open_run
 
-SCRIPT = Path(__file__).parents[3] / "scripts" / "ablation" / "urn_notes.py"
-
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("urn_notes_script", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("ablation/urn_notes.py")
 
 
 def stored_run(run: Path, protocol: Protocol, model_dir: Path, logprobs: str, *texts: str) -> Path:

@@ -1,29 +1,20 @@
 """The script that makes the rewards ablation's table: what it calls broken."""
 
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from script_modules import load_script
 
 from atlas_rl.errors import RecordError
 from atlas_rl.reporting.manifest import PotentialBinding, build_manifest, open_run
 from atlas_rl.reporting.summary import Estimate
 
-SCRIPT = Path(__file__).parents[3] / "scripts" / "ablation" / "urn_rewards.py"
-
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("urn_rewards_script", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return load_script("ablation/urn_rewards.py")
 
 
 def run(script: ModuleType, price: float, explores: float, **changes: Any) -> Any:

@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from script_modules import load_script
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from atlas_rl.training.host_copies import HostCopies, exact_offload
-
+BENCH = load_script("bench/host_copies.py")
+HostCopies, exact_offload = BENCH.HostCopies, BENCH.exact_offload
 CPU = torch.device("cpu")
 
 
